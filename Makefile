@@ -1,0 +1,107 @@
+# One entry point for people and CI. `make` prints what there is.
+#   PYTHON=python3.12   the interpreter to build .venv with (else the first that fits)
+#   ARGS="..."          passed on to the demo, to pytest or to the benchmarks
+
+SHELL := /bin/sh
+VENV  := .venv
+BIN   := $(VENV)/bin
+PY    := $(BIN)/python
+PYTHON ?=
+ARGS   ?=
+
+PYTHONS := $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
+USABLE  := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+
+# An environment whose Python is gone, or that was copied here from another folder
+# (its editable install would still point there), is made anew.
+VENV_STATE := $(shell [ "$$(cat $(VENV)/.made 2>/dev/null)" = "$(CURDIR)" ] \
+	&& $(PY) -c 'print("usable")' 2>/dev/null)
+ifneq ($(VENV_STATE),usable)
+.PHONY: $(VENV)/.made
+endif
+
+# $(call install,what to say,arguments of pip install): quiet, unless it fails.
+define install
+	@echo "==> $(1)"
+	@$(PY) -m pip install --quiet --disable-pip-version-check --progress-bar off \
+		-c constraints.txt $(2) >$(VENV)/pip.log 2>&1 \
+		|| { cat $(VENV)/pip.log; echo "pip failed; its output is above." >&2; exit 1; }
+	@touch $@
+endef
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test check fix bench docs clean
+
+help: ## Print this list
+	@echo "Targets (each makes $(VENV) by itself if needed):"
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) \
+		| awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
+
+demo: $(VENV)/.run ## Show the bus at work (ARGS: options of the demo)
+	@$(PY) -m msgbus.demo $(ARGS)
+
+test: check ## Run the checks, then every test (ARGS: options of pytest)
+	@echo "==> pytest"
+	@$(PY) -m pytest -n auto $(ARGS)
+
+check: $(VENV)/.dev ## Format, lint, types (mypy, pyright) and import rules
+	@echo "==> ruff format --check"
+	@$(BIN)/ruff format --check .
+	@echo "==> ruff check"
+	@$(BIN)/ruff check .
+	@echo "==> mypy"
+	@$(BIN)/mypy
+	@echo "==> basedpyright"
+	@$(BIN)/basedpyright --pythonpath $(PY)
+	@echo "==> lint-imports"
+	@$(BIN)/lint-imports --no-logo
+
+fix: $(VENV)/.dev ## Format the code and fix what ruff can fix
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format --quiet .
+
+bench: $(VENV)/.dev ## Run the benchmarks (ARGS: options of the benchmarks)
+	@$(PY) -m benchmarks $(ARGS)
+
+docs: $(VENV)/.dev ## Run every snippet of the documentation
+	@$(PY) -m pytest tests/docs $(ARGS)
+	@echo "The documentation is in docs/; README.md says where to begin."
+
+clean: ## Remove .venv, caches and build output
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+		.mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- The environment -----------------------------------------------------------
+
+$(VENV)/.made:
+	@found=; \
+	for python in $(PYTHONS); do \
+		if "$$python" -c '$(USABLE)' >/dev/null 2>&1; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo "No usable Python found (tried: $(PYTHONS))." >&2; \
+		echo "msgbus needs Python 3.11 or newer with the venv module;" >&2; \
+		echo "install one, or name it: make PYTHON=/path/to/python test" >&2; \
+		exit 1; \
+	fi; \
+	echo "==> Making $(VENV) with $$found ($$("$$found" -V 2>&1))"; \
+	"$$found" -m venv --clear $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --progress-bar off \
+		-c constraints.txt pip >$(VENV)/pip.log 2>&1 \
+		|| { cat $(VENV)/pip.log; echo "pip could not upgrade itself; see above." >&2; exit 1; }
+	@echo "$(CURDIR)" > $@
+
+# What the demo needs: the library itself, in a few seconds.
+$(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
+	$(call install,Installing msgbus into $(VENV),--build-constraint constraints.txt -e '.[cli]')
+
+# What work on the library needs: all tools, in about a minute.
+$(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
+	$(call install,Installing msgbus and the development tools into $(VENV) (about a minute the first time),\
+		--build-constraint constraints.txt -e '.[cli$(comma)otel]' --group dev)
+	@touch $(VENV)/.run
+
+comma := ,

@@ -1,0 +1,250 @@
+"""What a handler may ask for: the message at hand, its session, and ways to send more.
+
+While a message is handled, its *frame* is the current one. Frames are made for every
+message, so they are built without a constructor and have only the slots that differ;
+the `Context` around one is made only for handlers that ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, final
+
+from msgbus.messages import Command, Event, Message, R, fix, metadata_of, peek
+from msgbus.metadata import Metadata, Root
+
+if TYPE_CHECKING:
+    from msgbus.bus import MessageBus
+    from msgbus.receipts import PublishReceipt
+    from msgbus.results import CommandResult
+    from msgbus.session import BusSession
+
+
+class Frame:
+    """One handling of one message: by a handler called from outside, as it stands.
+
+    Subclasses have slots for what is different in other places.
+    """
+
+    __slots__ = ("context", "message", "owner")
+
+    message: Any
+    """The message; in a batch handler the first of the list."""
+    events: list[Event] | None = None
+    """The list, in a batch handler."""
+    owner: Any
+    """The command plan or lane that handles it: has `.bus` and `.name`."""
+    context: Context | None
+    """Made when somebody asks for it."""
+    deadline: float | None = None
+    """Clock time by which it must be done."""
+    on_lane: bool = False
+    """Whether a lane is somewhere above: then a publish must never wait."""
+    attempt: int = 1
+    """1 for the first try."""
+    parent: Frame | None = None
+    """The frame this one was called from."""
+
+
+@final
+class EventFrame(Frame):
+    """One event on a lane; its worker fills the slots."""
+
+    __slots__ = ()
+    on_lane = True
+
+
+@final
+class ListFrame(Frame):
+    """A list of events on a lane."""
+
+    __slots__ = ("attempt", "events")
+    on_lane = True
+
+    def __init__(self, events: list[Event], owner: Any, attempt: int) -> None:
+        self.message = events[0]
+        self.events = events
+        self.owner = owner
+        self.context = None
+        self.attempt = attempt
+
+
+@final
+class _NarrowedFrame(Frame):
+    """One event of a list, inside `context.handling(event)`."""
+
+    __slots__ = ("on_lane", "parent")
+
+    def __init__(self, event: Event, outer: Frame, context: Context) -> None:
+        self.message = event
+        self.owner = outer.owner
+        self.context = context
+        self.on_lane = outer.on_lane
+        self.parent = outer
+
+
+current_frame: Final[ContextVar[Frame | None]] = ContextVar("msgbus_frame", default=None)
+
+
+def current_context() -> Context | None:
+    """The context of the handler that is running here; `None` outside of handlers.
+
+    Works in sync handlers, in functions they call and in tasks they start.
+    """
+    frame = current_frame.get()
+    return None if frame is None else context_of(frame)
+
+
+def context_of(frame: Frame) -> Context:
+    """The one context of a frame."""
+    if frame.context is None:
+        frame.context = Context(frame)
+    return frame.context
+
+
+def fix_in_frame(
+    message: Message,
+    frame: Frame | None,
+    *,
+    session_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    topic: str | None = None,
+) -> Metadata | Root:
+    """Fix where `message` came from, sent while `frame` is being handled.
+
+    In a batch handler there is no one cause; correlation, session and headers are taken
+    over only where all events of the list agree.
+    """
+    events = None if frame is None else frame.events
+    if events is None:
+        parent = None if frame is None else frame.message
+        return fix(message, parent, session_id=session_id, headers=headers, topic=topic)
+    already = peek(message)
+    if already is None or not already.fixed:
+        metadata_of(message).share([metadata_of(event) for event in events])
+    return fix(message, None, session_id=session_id, headers=headers, topic=topic)
+
+
+@final
+class Context:
+    """One handling of one message. Ask for it with a parameter annotated `Context`."""
+
+    __slots__ = ("_frame", "emitted")
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+        self.emitted: list[Event] = []
+
+    @property
+    def message(self) -> Message:
+        """The message being handled; in a batch handler the first of the list."""
+        message: Message = self._frame.message
+        return message
+
+    @property
+    def bus(self) -> MessageBus:
+        """The bus that handles it."""
+        bus: MessageBus = self._frame.owner.bus
+        return bus
+
+    @property
+    def session(self) -> BusSession | None:
+        """The live session the message belongs to, if any."""
+        session_id = self.message.session_id
+        return None if session_id is None else self.bus.sessions.get(session_id)
+
+    @property
+    def handler(self) -> str:
+        """The name of the handler."""
+        name: str = self._frame.owner.name
+        return name
+
+    @property
+    def attempt(self) -> int:
+        """1 on the first try, more on a retry."""
+        return self._frame.attempt
+
+    @property
+    def deadline(self) -> float | None:
+        """Clock time (`bus.clock.now()`) by which the caller wants an answer."""
+        return self._frame.deadline
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The message's headers; messages sent from here inherit them."""
+        return self.message.headers
+
+    def emit(self, event: Event) -> None:
+        """Publish `event` once the handler, and all middleware around it, have succeeded.
+
+        If they fail, the event is forgotten: it speaks of something that did not happen.
+        Works in sync handlers too.
+        """
+        self.bus.require_event(event)
+        self.emitted.append(event)
+
+    async def publish(
+        self,
+        event: Event,
+        *,
+        headers: Mapping[str, str] | None = None,
+        topic: str | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
+    ) -> PublishReceipt:
+        """Publish `event`, caused by the message at hand and in its session."""
+        with self._current():
+            return await self.bus.publish(event, headers=headers, topic=topic, delay=delay, at=at)
+
+    async def execute(
+        self,
+        command: Command[R],
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> CommandResult[R]:
+        """Execute `command`, caused by the message at hand and in its session."""
+        with self._current():
+            return await self.bus.execute(command, timeout=timeout, headers=headers)
+
+    async def call(
+        self,
+        command: Command[R],
+        *,
+        timeout: float | None = None,
+    ) -> R:
+        """As `execute`, but gives the value or raises the handler's own exception."""
+        with self._current():
+            return await self.bus.call(command, timeout=timeout)
+
+    @contextmanager
+    def handling(self, event: Event) -> Generator[None]:
+        """In a batch handler: what is sent inside is caused by this one event."""
+        frame = _NarrowedFrame(event, self._frame, self)
+        token = current_frame.set(frame)
+        first = len(self.emitted)
+        try:
+            yield
+        finally:
+            current_frame.reset(token)
+            for emitted in self.emitted[first:]:
+                fix_in_frame(emitted, frame)
+
+    @contextmanager
+    def _current(self) -> Generator[None]:
+        frame = current_frame.get()
+        if frame is not None and frame.context is self:
+            yield  # already current, or narrowed to one event by `handling`
+            return
+        # The context may be used from a task that was started before this handler.
+        token = current_frame.set(self._frame)
+        try:
+            yield
+        finally:
+            current_frame.reset(token)
+
+    def __repr__(self) -> str:
+        return f"<Context of {type(self.message).__name__} in {self.handler}>"

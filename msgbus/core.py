@@ -1,0 +1,394 @@
+"""What the parts of one bus share: its handlers, lanes, counters and phase of life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from enum import Enum
+from typing import TYPE_CHECKING, Any, final
+
+import anyio
+
+from msgbus.context import Frame, context_of, current_frame
+from msgbus.errors import (
+    BusNotStartedError,
+    Fault,
+    InsideHandlerError,
+    MissingHandlerError,
+    SettleTimeoutError,
+)
+from msgbus.injection import Call, bind
+from msgbus.lanes import Lane
+from msgbus.lifecycle import EventHandlerFailedEvent, LifecyclePort
+from msgbus.messages import Message, metadata_of
+from msgbus.middleware.chain import MiddlewareEntry, build_chain
+from msgbus.plans import CommandPlan, EventPlan
+from msgbus.queue import BoundedEventQueue
+from msgbus.registrations import Registration, registration_faults
+from msgbus.subscription import Subscription
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.stats import Ledger
+from msgbus.timeouts import with_timeout
+
+if TYPE_CHECKING:
+    from msgbus.bus import MessageBus
+    from msgbus.clock import Clock
+    from msgbus.config import BusConfig
+    from msgbus.injection import Providers
+    from msgbus.registry import IRegistry
+    from msgbus.runtime import Runtime
+    from msgbus.session import BusSession
+    from msgbus.streams import EventStream
+
+
+class Phase(Enum):
+    """A bus's life, in this order."""
+
+    NEW = "new"
+    RUNNING = "running"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+@final
+class BusCore:
+    """The shared inside of a bus. Users see `MessageBus`."""
+
+    def __init__(
+        self,
+        bus: MessageBus,
+        config: BusConfig,
+        registry: IRegistry,
+        providers: Providers,
+        clock: Clock,
+    ) -> None:
+        self.bus = bus
+        self.config = config
+        self.clock = clock
+        self.registry = registry
+        self.providers = providers
+        self.middleware: list[MiddlewareEntry] = []
+        self.sessions: dict[str, BusSession] = {}
+        self.ledger = Ledger(config.histogram_every)
+        self.lifecycle = LifecyclePort(self)
+        self.phase = Phase.NEW
+        self.runtime: Runtime | None = None
+        self.accepting = True
+        """Whether calls from outside are taken: before and while it runs. Afterwards no plan
+        is kept, so that every call goes the long way and is asked where it comes from."""
+        self.lanes: dict[Registration, Lane] = {}
+        self.sessions_observe_commands = 0
+        """Handlers of sessions that want to hear of commands."""
+        self.streams: set[EventStream[Any]] = set()
+        self.version = 0
+        """Grows with every change, so that sessions know when their plans are old."""
+        self.commands: dict[type, CommandPlan] = {}
+        self.events: dict[type, EventPlan] = {}
+        self._threads: anyio.CapacityLimiter | None = None
+        registry.watch(self.refresh)
+        self.observed = False
+        """Whether somebody may want to hear of commands."""
+        self.settlers: list[anyio.Event] = []
+
+    # -- plans ---------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """Forget all plans: the registry, the middleware or the phase has changed.
+
+        A plan is never altered, only replaced: a dispatch that is under way keeps its own.
+        """
+        self.version += 1
+        for plan in self.events.values():
+            plan.settle_accounts()
+        self.commands.clear()
+        self.events.clear()
+        self.lifecycle.forget()
+
+    def settle_accounts(self) -> None:
+        """Bring into the ledger what live plans have counted."""
+        for plan in self.events.values():
+            plan.settle_accounts()
+        for session in self.sessions.values():
+            session.settle_accounts()
+
+    def command_plan(self, command_type: type[Message], session: BusSession | None) -> CommandPlan:
+        """How to handle such a command.
+
+        Raises:
+            MissingHandlerError: Nobody handles it.
+        """
+        plans = self.commands if session is None else session.command_plans(self.version)
+        plan = plans.get(command_type)
+        if plan is None:
+            session_id = None if session is None else session.session_id
+            registration = self.registry.command_handler(command_type, session_id)
+            if registration is None:
+                raise MissingHandlerError(command_type, session_id=session_id)
+            counts = self.ledger.command(registration.name, registration.message_type.__name__)
+            call = self.chain(registration, session)
+            plan = CommandPlan(self.bus, registration, call, counts)
+            if self.accepting:
+                plans[command_type] = plan
+        return plan
+
+    def event_plan(self, event_type: type[Message], session: BusSession | None) -> EventPlan:
+        """Where to put such an event."""
+        plans = self.events if session is None else session.event_plans(self.version)
+        plan = plans.get(event_type)
+        if plan is None:
+            session_id = None if session is None else session.session_id
+            lanes = [
+                self.lane_of(registration, session)
+                for registration in self.registry.event_handlers(event_type, session_id)
+            ]
+            plan = EventPlan(lanes, self.ledger.event(event_type.__name__))
+            if self.accepting:
+                plans[event_type] = plan
+        return plan
+
+    def lane_of(self, registration: Registration, session: BusSession | None) -> Lane:
+        """The handler's lane, made at its first event; open if the bus runs."""
+        lane = self.lanes.get(registration)
+        if lane is None:
+            own = session if session is not None and session.owns(registration) else None
+            queue = BoundedEventQueue(
+                registration.name,
+                registration.queue or self.config.queue,
+                self.clock,
+                self.ledger.lane(registration.name, registration.message_type.__name__),
+            )
+            session_id = None if own is None else own.session_id
+            lane = self.lanes[registration] = Lane(self, registration, queue, session_id)
+            if self.runtime is not None:
+                lane.open(self.chain(registration, own))
+        return lane
+
+    def chain(self, registration: Registration, session: BusSession | None) -> Call:
+        """The handler with its dependencies, inside its timeout and all its middleware."""
+        owns = session is not None and session.owns(registration)
+        call = bind(
+            registration.handler,
+            registration.signature,
+            session.providers if session is not None and owns else self.providers,
+            name=registration.name,
+            inline=registration.inline,
+            limiter=self.threads,
+        )
+        return self.bus.assemble(registration, call)
+
+    def wrap(self, registration: Registration, call: Call, per: str) -> Call:
+        """`call` inside the middleware that runs per attempt, or per message."""
+        entries = [entry for entry in self.middleware if entry.per == per]
+        return build_chain(
+            entries,
+            call,
+            registration.message_type,
+            handler=registration.name,
+            batch=registration.batch,
+        )
+
+    def limit_time(self, registration: Registration, call: Call) -> Call:
+        """`call` inside the handler's own timeout, if it has one."""
+        if registration.timeout is None:
+            return call
+        return with_timeout(call, registration.timeout, registration.name, self.clock)
+
+    def threads(self) -> anyio.CapacityLimiter:
+        """The bound on sync handlers that run at the same time."""
+        if self._threads is None:
+            self._threads = anyio.CapacityLimiter(self.config.max_threads)
+        return self._threads
+
+    def subscribe(self, registration: Registration, session_id: str | None = None) -> Subscription:
+        """Register an event handler and give its handle."""
+        self.registry.add(registration, session_id)
+        return Subscription(self, registration, session_id)
+
+    # -- life ----------------------------------------------------------------------------
+
+    def require_runtime(self) -> Runtime:
+        """The running event loop.
+
+        Raises:
+            BusNotStartedError: There is none yet.
+        """
+        if self.runtime is None:
+            message = "This bus is not started. Use `async with bus:` or `await bus.start()`."
+            raise BusNotStartedError(message)
+        return self.runtime
+
+    def open_lanes(self) -> None:
+        """Let all lanes work on what was published before the start."""
+        for registration, lane in list(self.lanes.items()):
+            session = self.sessions.get(lane.session_id or "")
+            lane.open(self.chain(registration, session))
+
+    async def retire(
+        self,
+        lanes: Sequence[Lane],
+        timeout: float | None,
+        unregister: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Empty lanes and end them; how many events could not be finished in time.
+
+        A lane whose own handler asks for this is not waited for: its queue is given up.
+        """
+        own = self._lanes_we_are_on()
+        others = [lane for lane in lanes if lane not in own]
+        with suppress(SettleTimeoutError):
+            await self.settle(lambda: others, timeout, commands=False)
+        unregister()
+        abandoned = 0
+        for lane in lanes:
+            abandoned += len(lane.abandon_queue()) if lane in own else lane.end()[0]
+            self.lanes.pop(lane.registration, None)
+        return abandoned
+
+    def _lanes_we_are_on(self) -> list[object]:
+        frame = current_frame.get()
+        owners: list[object] = []
+        while frame is not None:
+            owners.append(frame.owner)
+            frame = frame.parent
+        return owners
+
+    def faults(self) -> list[Fault]:
+        """Everything that is wrong with the set-up."""
+        found: list[Fault] = []
+        registrations: list[Registration] = []
+        for session_id, registration in self.registry.registrations():
+            session = self.sessions.get(session_id) if session_id is not None else None
+            providers = self.providers if session is None else session.providers
+            found += providers.faults(registration.name, registration.signature.dependencies)
+            registrations.append(registration)
+        return found + registration_faults(registrations)
+
+    # -- quiescence ----------------------------------------------------------------------
+
+    @property
+    def hurry(self) -> bool:
+        """Whether somebody waits for all work to be done."""
+        return bool(self.settlers)
+
+    def work_ended(self) -> None:
+        """Something finished: let those who wait for quiescence look again."""
+        if self.settlers:
+            settlers, self.settlers = self.settlers, []
+            for settler in settlers:
+                settler.set()
+
+    def busy(self, lanes: Iterable[Lane], *, commands: bool) -> list[str]:
+        """What still runs."""
+        names = [
+            f"{lane.name} ({len(lane.queue.items)} queued, {lane.in_hand} running"
+            f"{', paused' if lane.is_paused else ''})"
+            for lane in lanes
+            if lane.is_busy
+        ]
+        if commands:
+            names += [
+                f"{handler} ({counts.running} running)"
+                for (handler, _), counts in self.ledger.commands.items()
+                if counts.running
+            ]
+        return names
+
+    async def settle(
+        self,
+        lanes: Callable[[], Iterable[Lane]],
+        timeout: float | None,
+        *,
+        commands: bool,
+    ) -> None:
+        """Wait until none of the lanes has anything left to do.
+
+        Raises:
+            SettleTimeoutError: Something still runs after `timeout`; it is named.
+        """
+        if timeout is None:
+            await self._settle(lanes, commands=commands)
+            return
+        with self.clock.cancel_after(timeout) as scope:
+            await self._settle(lanes, commands=commands)
+        if scope.cancelled_caught:
+            raise SettleTimeoutError(self.busy(lanes(), commands=commands), seconds=timeout)
+
+    async def _settle(self, lanes: Callable[[], Iterable[Lane]], *, commands: bool) -> None:
+        while self.busy(lanes(), commands=commands):
+            settler = anyio.Event()
+            self.settlers.append(settler)
+            for lane in lanes():
+                lane.stop_lingering()
+            try:
+                await settler.wait()
+            finally:
+                if settler in self.settlers:
+                    self.settlers.remove(settler)
+
+    async def workers_gone(self) -> None:
+        """Wait until every worker has ended."""
+        while any(lane.workers for lane in self.lanes.values()):
+            settler = anyio.Event()
+            self.settlers.append(settler)
+            await settler.wait()
+
+    def is_inside_handler(self, frame: Frame | None) -> bool:
+        """Whether `frame` was called from a handler of this bus."""
+        while frame is not None:
+            if frame.owner.bus is self.bus:
+                return True
+            frame = frame.parent
+        return False
+
+    def refuse_inside_handler(self, what: str) -> None:
+        """Raise if the caller is a handler of this bus, which would wait for itself."""
+        if self.is_inside_handler(current_frame.get()):
+            message = (
+                f"{what} was called inside a handler of the same bus and would wait for that "
+                f"handler to end. Call it from outside, or from a task that the handler does "
+                f"not wait for."
+            )
+            raise InsideHandlerError(message)
+
+    # -- what handlers leave behind --------------------------------------------------------
+
+    async def flush(self, frame: Frame) -> None:
+        """Publish what a handler emitted, now that it has succeeded."""
+        emitted = context_of(frame).emitted
+        while emitted:
+            event = emitted.pop(0)
+            receipt = await self.bus.publish(event)
+            if not receipt.accepted:
+                log.warning(
+                    "emitted_event_refused",
+                    bus=self.config.name,
+                    handler=frame.owner.name,
+                    message_type=type(event).__name__,
+                    status=receipt.status.value,
+                    reason=receipt.reason,
+                )
+
+    def event_failed(self, lane: Lane, message: Any, error: BaseException) -> None:
+        """Say that a handler failed: in the log, and as an event if somebody listens."""
+        meta = metadata_of(message)
+        text = redact_exception(error)
+        log.error(
+            "handler_failed",
+            bus=self.config.name,
+            handler=lane.name,
+            message_type=type(message).__name__,
+            message_id=meta.message_id,
+            error=text,
+        )
+        self.lifecycle.tell(
+            EventHandlerFailedEvent,
+            message,
+            lambda: EventHandlerFailedEvent(
+                handler=lane.name,
+                event_type=type(message).__name__,
+                event_id=meta.message_id,
+                error_type=type(error).__name__,
+                error=text,
+            ),
+        )

@@ -1,0 +1,208 @@
+"""Everything msgbus raises on purpose.
+
+```text
+MsgBusError
+├─ ConfigurationError            wrong before any message runs; `.faults` lists all of them
+│  ├─ MessageDefinitionError     a message class that cannot work (TypeError)
+│  ├─ HandlerSignatureError      a handler that could never be called (TypeError)
+│  ├─ DuplicateHandlerError      a second handler for one command, or a second handler of one name
+│  ├─ MissingHandlerError        a command nobody handles (LookupError)
+│  ├─ MissingProviderError       a dependency nobody provides (LookupError)
+│  └─ MissingExtraError          an optional package that is not installed (ImportError)
+├─ WrongMessageTypeError         not a Command for `execute`, not an Event for `publish` (TypeError)
+├─ BusStateError                 right call, wrong moment
+│  ├─ BusClosedError             the bus is stopping or stopped
+│  ├─ BusNotStartedError         this needs a started bus
+│  ├─ SessionClosedError         the session has ended, or was never entered
+│  ├─ DuplicateSessionError      a live session already has this id
+│  ├─ SessionMismatchError       the message belongs to another session
+│  └─ InsideHandlerError         waiting here for all handlers would wait for oneself
+├─ QueueFullError                a lane can take no more
+├─ DeliveryError                 `.handler`, `.message_type`
+│  ├─ HandlerTimeoutError        a handler ran out of time (TimeoutError)
+│  └─ MiddlewareError            a middleware broke its contract
+├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
+└─ Refusal                       base for expected business answers; yours to subclass
+```
+
+All of them pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that is wrong with a bus's set-up, and how to mend it."""
+
+    subject: str
+    """What is wrong: a message type, a handler, a provider."""
+
+    problem: str
+    """What is wrong with it."""
+
+    fix: str
+    """What to do about it."""
+
+    def __str__(self) -> str:
+        return f"{self.subject}: {self.problem} Fix: {self.fix}"
+
+
+def _rebuild(cls: type[MsgBusError], args: tuple[Any, ...], state: dict[str, Any]) -> MsgBusError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class MsgBusError(Exception):
+    """Root of everything the library raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Constructors take keywords, which the default protocol would not repeat.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+class ConfigurationError(MsgBusError):
+    """The bus is set up wrongly; `faults` lists everything that was found."""
+
+    def __init__(self, message: str = "", *, faults: Sequence[Fault] = ()) -> None:
+        self.faults = tuple(faults)
+        lines = [message] if message else []
+        if self.faults:
+            lines.append(f"The bus cannot start: {len(self.faults)} fault(s).")
+            lines += [f"  {number}. {fault}" for number, fault in enumerate(self.faults, 1)]
+        super().__init__("\n".join(lines))
+
+
+class MessageDefinitionError(ConfigurationError, TypeError):
+    """A message class is defined in a way that cannot work."""
+
+
+class HandlerSignatureError(ConfigurationError, TypeError):
+    """A handler's parameters or annotations do not fit what it is registered for."""
+
+
+class DuplicateHandlerError(ConfigurationError):
+    """There is already a handler of this name, or for this command."""
+
+
+class MissingHandlerError(ConfigurationError, LookupError):
+    """Nobody handles this command."""
+
+    def __init__(self, message_type: type, *, session_id: str | None = None) -> None:
+        self.message_type = message_type
+        self.session_id = session_id
+        name = message_type.__name__
+        where = f" in session {session_id!r} or on its bus" if session_id else ""
+        super().__init__(
+            f"No handler for {name}{where}. Register one with "
+            f"bus.register_command_handler({name}, ...) or @bus.handles({name}), "
+            f"or include the HandlerRegistry that has it."
+        )
+
+
+class MissingProviderError(ConfigurationError, LookupError):
+    """A handler asks for something that nobody provides."""
+
+
+class MissingExtraError(ConfigurationError, ImportError):
+    """A feature needs an optional package that is not installed."""
+
+    def __init__(self, package: str, *, extra: str) -> None:
+        self.package = package
+        self.extra = extra
+        super().__init__(
+            f"This feature needs the package {package!r}. "
+            f"Install it with: pip install 'msgbus[{extra}]'"
+        )
+
+
+class WrongMessageTypeError(MsgBusError, TypeError):
+    """`execute` was given no command, or `publish` no event."""
+
+
+class BusStateError(MsgBusError):
+    """The call is right, the moment is not."""
+
+
+class BusClosedError(BusStateError):
+    """The bus is stopping or has stopped; it takes nothing new."""
+
+
+class BusNotStartedError(BusStateError):
+    """This needs a started bus: `async with bus:` or `await bus.start()`."""
+
+
+class SessionClosedError(BusStateError):
+    """The session has ended, or was not entered with `async with`."""
+
+
+class DuplicateSessionError(BusStateError):
+    """A session of this id is still live on this bus."""
+
+
+class SessionMismatchError(BusStateError):
+    """The message already belongs to another session."""
+
+
+class InsideHandlerError(BusStateError):
+    """A handler asked to wait until all handlers are done, itself included."""
+
+
+class QueueFullError(MsgBusError):
+    """A lane is full and waiting is not possible here."""
+
+    def __init__(self, handler: str, *, max_size: int, reason: str) -> None:
+        self.handler = handler
+        self.max_size = max_size
+        super().__init__(f"The queue of {handler} is full ({max_size} events): {reason}")
+
+
+class DeliveryError(MsgBusError):
+    """Something went wrong while a message was being handled."""
+
+    def __init__(self, message: str, *, handler: str, message_type: type) -> None:
+        self.handler = handler
+        self.message_type = message_type
+        super().__init__(message)
+
+
+class HandlerTimeoutError(DeliveryError, TimeoutError):
+    """The handler did not finish in the time it was given."""
+
+    def __init__(self, *, handler: str, message_type: type, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(
+            f"{handler} did not finish {message_type.__name__} within {seconds:g} s.",
+            handler=handler,
+            message_type=message_type,
+        )
+
+
+class MiddlewareError(DeliveryError):
+    """A middleware did something that cannot be right."""
+
+
+class SettleTimeoutError(MsgBusError, TimeoutError):
+    """`settled()` ran out of time; `busy` names what still runs."""
+
+    def __init__(self, busy: Sequence[str], *, seconds: float) -> None:
+        self.busy = tuple(busy)
+        self.seconds = seconds
+        super().__init__(
+            f"Not settled after {seconds:g} s. Still at work: {', '.join(busy) or 'nothing known'}."
+        )
+
+
+class Refusal(MsgBusError):  # noqa: N818 (an answer, not an error)
+    """Base for expected business answers, such as `OutOfStock`.
+
+    A handler that raises one fails its command, and the caller sees it. It is
+    never retried, counted by a circuit breaker or dead-lettered: nothing broke.
+    """

@@ -1,0 +1,359 @@
+"""What handlers ask for by annotation: found once, bound once, opened when it must be.
+
+`provide={Database: db, Mailer: open_mailer, Transaction: per_message(begin)}` maps types
+to values, to factories of things that live as long as the bus, and to factories of things
+that live for one message or one session. A factory may be a function, a generator, a class
+or return a context manager, and may itself ask for dependencies and for the `Context`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, final
+
+import anyio
+import anyio.to_thread
+
+from msgbus.context import Context, context_of, current_frame
+from msgbus.errors import BusNotStartedError, Fault, MissingProviderError, SessionClosedError
+from msgbus.keeper import enter_any
+from msgbus.signatures import Dependency, Signature, handler_name, read_dependencies
+
+if TYPE_CHECKING:
+    from msgbus.keeper import Keeper
+    from msgbus.runtime import Runtime
+
+Call: TypeAlias = Callable[[Any], Awaitable[Any]]
+"""A handler with everything bound: message in, awaitable out."""
+
+
+class Resolver(Protocol):
+    """The port for a dependency-injection container such as dishka or svcs."""
+
+    def provides(self, wanted: type) -> bool:
+        """Whether the container can make this type."""
+        ...
+
+    def open(
+        self, context: Context
+    ) -> AbstractAsyncContextManager[Callable[[type], Awaitable[Any]]]:
+        """A scope for one handling of one message; it gives a function from type to value."""
+        ...
+
+
+@final
+class per_message:  # noqa: N801 (reads as a word in provide={...})
+    """A provider made anew for each handling of a message, and left after it."""
+
+    def __init__(self, factory: Callable[..., Any]) -> None:
+        self.factory = factory
+
+
+@final
+class per_session:  # noqa: N801
+    """A provider made once for a session, at its first use, and left when it ends."""
+
+    def __init__(self, factory: Callable[..., Any]) -> None:
+        self.factory = factory
+
+
+@final
+class Provider:
+    """One entry of `provide`."""
+
+    __slots__ = ("context_parameter", "dependencies", "factory", "is_open", "scope", "value")
+
+    def __init__(self, wanted: type, given: object) -> None:
+        self.value: Any = None
+        self.is_open = False
+        self.factory: Callable[..., Any] | None = None
+        self.scope = "bus"
+        self.context_parameter: str | None = None
+        self.dependencies: tuple[Dependency, ...] = ()
+        if isinstance(given, per_message | per_session):
+            self.scope = "message" if isinstance(given, per_message) else "session"
+            self._set_factory(given.factory)
+        elif _is_factory(wanted, given):
+            self._set_factory(cast("Callable[..., Any]", given))
+        elif _is_unopened(wanted, given):
+            self.factory = lambda: given
+        else:
+            self.value = given
+            self.is_open = True
+
+    def _set_factory(self, factory: Callable[..., Any]) -> None:
+        name = handler_name(factory)
+        try:
+            parameters = list(inspect.signature(factory).parameters.values())
+        except (TypeError, ValueError):
+            parameters = []
+        asked = [parameter for parameter in parameters if parameter.default is parameter.empty]
+        self.context_parameter, self.dependencies = read_dependencies(factory, asked, name)
+        if inspect.isasyncgenfunction(factory):
+            factory = contextlib.asynccontextmanager(factory)
+        elif inspect.isgeneratorfunction(factory):
+            factory = contextlib.contextmanager(factory)
+        self.factory = factory
+
+
+def _is_factory(wanted: type, given: object) -> bool:
+    if _is_instance(given, wanted):
+        return False
+    return (
+        inspect.isroutine(given) or inspect.isclass(given) or isinstance(given, functools.partial)
+    )
+
+
+def _is_unopened(wanted: type, given: object) -> bool:
+    if _is_instance(given, wanted):
+        return False
+    return isinstance(given, AbstractAsyncContextManager | AbstractContextManager)
+
+
+def _is_instance(given: object, wanted: type) -> bool:
+    try:
+        return isinstance(given, wanted)
+    except TypeError:  # a protocol that is not runtime-checkable: take the value as it is
+        return not (inspect.isroutine(given) or inspect.isclass(given))
+
+
+@final
+class Providers:
+    """All that a bus, or a session over its bus, can give to handlers."""
+
+    def __init__(
+        self,
+        provide: Mapping[Any, object] | None,
+        *,
+        resolver: Resolver | None = None,
+        parent: Providers | None = None,
+    ) -> None:
+        self._own = {wanted: Provider(wanted, given) for wanted, given in (provide or {}).items()}
+        self._parent = parent
+        self.resolver: Resolver | None = parent.resolver if parent is not None else resolver
+
+    def find(self, dependency: Dependency) -> Provider | None:
+        """The provider of what is asked for: by type, or by name where only that is known."""
+        wanted = dependency.wanted
+        if isinstance(wanted, str):
+            short = wanted.rsplit(".", 1)[-1]
+            wanted = next((cls for cls in self._own if cls.__name__ == short), wanted)
+        provider = self._own.get(wanted)
+        if provider is None and self._parent is not None:
+            return self._parent.find(dependency)
+        return provider
+
+    def resolves(self, dependency: Dependency) -> bool:
+        """Whether the user's container can make it."""
+        return (
+            self.resolver is not None
+            and isinstance(dependency.wanted, type)
+            and self.resolver.provides(dependency.wanted)
+        )
+
+    def faults(self, handler: str, dependencies: Sequence[Dependency]) -> list[Fault]:
+        """What a handler asks for and nobody gives, seen through factories of factories."""
+        return self._faults(handler, dependencies, ())
+
+    def _faults(
+        self, handler: str, dependencies: Sequence[Dependency], path: tuple[Provider, ...]
+    ) -> list[Fault]:
+        found: list[Fault] = []
+        for dependency in dependencies:
+            provider = self.find(dependency)
+            wanted = dependency.wanted_name
+            if provider is None:
+                if not dependency.optional and not self.resolves(dependency):
+                    problem = f"asks for {dependency.parameter}: {wanted}, which nobody provides."
+                    found.append(Fault(handler, problem, f"Pass provide={{{wanted}: ...}}."))
+            elif provider in path:
+                problem = f"asks for {wanted}, whose factory asks for itself in the end."
+                found.append(Fault(handler, problem, "Break the circle of factories."))
+            else:
+                found += self._faults(handler, provider.dependencies, (*path, provider))
+        return found
+
+    async def open(self, runtime: Runtime, keeper: Keeper) -> None:
+        """Open everything that lives as long as the bus."""
+        for provider in self._own.values():
+            if provider.scope == "bus":
+                await self._open(provider, runtime, keeper)
+
+    async def _open(self, provider: Provider, runtime: Runtime, keeper: Keeper) -> None:
+        if provider.is_open or provider.factory is None:
+            return
+        arguments: dict[str, Any] = {}
+        for dependency in provider.dependencies:
+            inner = self.find(dependency)
+            if inner is None:
+                continue
+            await self._open(inner, runtime, keeper)
+            arguments[dependency.parameter] = inner.value
+        provider.value = await keeper.enter(
+            runtime, functools.partial(provider.factory, **arguments)
+        )
+        provider.is_open = True
+
+    async def scoped(
+        self, dependency: Dependency, stack: AsyncExitStack, context: Context, handler: str
+    ) -> Any:
+        """The value for one handling of one message."""
+        provider = self.find(dependency)
+        if provider is None:
+            raise _missing(handler, dependency)
+        return await self._make(provider, stack, context, handler)
+
+    async def _make(
+        self, provider: Provider, stack: AsyncExitStack, context: Context, handler: str
+    ) -> Any:
+        if provider.scope == "bus":
+            return value_of(provider, handler)
+        arguments = {
+            dependency.parameter: await self.scoped(dependency, stack, context, handler)
+            for dependency in provider.dependencies
+        }
+        if provider.context_parameter is not None:
+            arguments[provider.context_parameter] = context
+        make = functools.partial(cast("Callable[..., Any]", provider.factory), **arguments)
+        if provider.scope == "message":
+            return await enter_any(stack, make())
+        session = context.session
+        if session is None:
+            message = (
+                f"{handler} asks for something that lives per session, but "
+                f"{type(context.message).__name__} belongs to no live session. "
+                f"Send it through `async with bus.session() as s:`."
+            )
+            raise SessionClosedError(message)
+        return await session.keep(provider, make)
+
+
+def value_of(provider: Provider, handler: str) -> Any:
+    """The value of a provider that lives as long as the bus."""
+    if not provider.is_open:
+        message = f"{handler} asks for something that is opened at start; start the bus first."
+        raise BusNotStartedError(message)
+    return provider.value
+
+
+def _missing(handler: str, dependency: Dependency) -> MissingProviderError:
+    wanted = dependency.wanted_name
+    return MissingProviderError(
+        f"{handler} asks for {dependency.parameter}: {wanted}, which nobody provides. "
+        f"Pass provide={{{wanted}: ...}} to the bus or the session."
+    )
+
+
+def bind(  # noqa: C901 (one decision table)
+    handler: Callable[..., Any],
+    signature: Signature,
+    providers: Providers,
+    *,
+    name: str,
+    inline: bool,
+    limiter: Callable[[], anyio.CapacityLimiter],
+) -> Call:
+    """The handler as a function of the message alone, as direct as its needs allow.
+
+    Raises:
+        MissingProviderError: It asks for something nobody provides.
+        BusNotStartedError: It asks for something that is not open yet.
+    """
+    fixed: dict[str, Any] = {}
+    scoped: list[Dependency] = []
+    resolved: list[Dependency] = []
+    for dependency in signature.dependencies:
+        provider = providers.find(dependency)
+        if provider is not None:
+            if provider.scope == "bus":
+                fixed[dependency.parameter] = value_of(provider, name)
+            else:
+                scoped.append(dependency)
+        elif providers.resolves(dependency):
+            resolved.append(dependency)
+        elif not dependency.optional:
+            raise _missing(name, dependency)
+        elif not dependency.has_default:
+            fixed[dependency.parameter] = None
+    function = functools.partial(handler, **fixed) if fixed else handler
+    call = function if signature.is_async else _from_sync(function, limiter, inline=inline)
+    if scoped or resolved:
+        return _with_scope(call, signature.context_parameter, scoped, resolved, providers, name)
+    if signature.context_parameter is not None:
+        return _with_context(call, signature.context_parameter)
+    return call
+
+
+def _from_sync(
+    function: Callable[..., Any], limiter: Callable[[], anyio.CapacityLimiter], *, inline: bool
+) -> Callable[..., Awaitable[Any]]:
+    async def call_inline(message: Any, **arguments: Any) -> Any:
+        value = function(message, **arguments)
+        return await value if inspect.isawaitable(value) else value
+
+    async def call_in_thread(message: Any, **arguments: Any) -> Any:
+        # Abandoned on cancel: a thread cannot be stopped, and a timeout that waited for
+        # it to end by itself would not be one.
+        value = await anyio.to_thread.run_sync(
+            functools.partial(function, message, **arguments),
+            limiter=limiter(),
+            abandon_on_cancel=True,
+        )
+        return await value if inspect.isawaitable(value) else value
+
+    return call_inline if inline else call_in_thread
+
+
+def _current_context() -> Context:
+    frame = current_frame.get()
+    assert frame is not None  # noqa: S101 (the bus sets it before it calls a handler)
+    return context_of(frame)
+
+
+def _with_context(call: Callable[..., Awaitable[Any]], parameter: str) -> Call:
+    async def call_with_context(message: Any) -> Any:
+        context = _current_context()
+        before = len(context.emitted)
+        try:
+            return await call(message, **{parameter: context})
+        except BaseException:
+            # A middleware may try again: what this attempt emitted did not happen.
+            del context.emitted[before:]
+            raise
+
+    return call_with_context
+
+
+def _with_scope(
+    call: Callable[..., Awaitable[Any]],
+    parameter: str | None,
+    scoped: Sequence[Dependency],
+    resolved: Sequence[Dependency],
+    providers: Providers,
+    name: str,
+) -> Call:
+    async def call_in_scope(message: Any) -> Any:
+        context = _current_context()
+        before = len(context.emitted)
+        arguments: dict[str, Any] = {} if parameter is None else {parameter: context}
+        try:
+            async with AsyncExitStack() as stack:
+                for dependency in scoped:
+                    arguments[dependency.parameter] = await providers.scoped(
+                        dependency, stack, context, name
+                    )
+                if resolved:
+                    resolver = cast("Resolver", providers.resolver)
+                    get = await stack.enter_async_context(resolver.open(context))
+                    for dependency in resolved:
+                        arguments[dependency.parameter] = await get(dependency.wanted)
+                return await call(message, **arguments)
+        except BaseException:
+            del context.emitted[before:]
+            raise
+
+    return call_in_scope

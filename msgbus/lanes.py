@@ -1,0 +1,196 @@
+"""A lane: one event handler, its queue, and the workers that empty it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, final
+
+from msgbus.queue import BoundedEventQueue, Gated
+from msgbus.receipts import Undelivered
+from msgbus.workers import ListWorker, Worker
+
+if TYPE_CHECKING:
+    from msgbus.bus import MessageBus
+    from msgbus.clock import Clock
+    from msgbus.context import Frame
+    from msgbus.injection import Call
+    from msgbus.registrations import Registration
+    from msgbus.runtime import Runtime
+
+
+class LaneHost(Protocol):
+    """What a lane needs of the bus it runs on."""
+
+    clock: Clock
+
+    @property
+    def bus(self) -> MessageBus:
+        """The bus itself, for handlers that ask for it."""
+        ...
+
+    @property
+    def hurry(self) -> bool:
+        """Whether somebody waits for all work to be done: then nothing lingers."""
+        ...
+
+    def require_runtime(self) -> Runtime:
+        """The running event loop."""
+        ...
+
+    def work_ended(self) -> None:
+        """A worker has nothing more to do."""
+        ...
+
+    def event_failed(self, lane: Lane, message: Any, error: BaseException) -> None:
+        """A handler failed."""
+        ...
+
+    async def flush(self, frame: Frame) -> None:
+        """Publish what a handler emitted."""
+        ...
+
+
+@final
+class Lane:
+    """One handler's queue and workers.
+
+    Workers are persistent and sleep when there is nothing to do; there is never a task
+    per event.
+    """
+
+    __slots__ = (
+        "bus",
+        "host",
+        "invoke",
+        "is_closing",
+        "is_dead",
+        "is_paused",
+        "name",
+        "queue",
+        "registration",
+        "session_id",
+        "workers",
+    )
+
+    def __init__(
+        self,
+        host: LaneHost,
+        registration: Registration,
+        queue: BoundedEventQueue,
+        session_id: str | None,
+    ) -> None:
+        self.host = host
+        self.bus = host.bus
+        self.name = registration.name
+        self.registration = registration
+        self.queue = queue
+        self.session_id = session_id
+        self.invoke: Call | None = None
+        self.workers: list[Worker] = []
+        self.is_paused = False
+        """Takes no events for now."""
+        self.is_closing = False
+        """Its workers end once the queue is empty."""
+        self.is_dead = False
+        """Was given up: what still runs no longer counts."""
+
+    @property
+    def priority(self) -> int:
+        """Higher runs first."""
+        return self.registration.priority
+
+    @property
+    def in_hand(self) -> int:
+        """Events taken from the queue and not finished."""
+        return sum(worker.in_hand for worker in self.workers)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an event is queued or being handled."""
+        queue = self.queue
+        return bool(queue.items) or len(queue.sleepers) < len(self.workers) or self.in_hand > 0
+
+    def open(self, invoke: Call) -> None:
+        """Begin to work, now that the bus runs."""
+        self.invoke = invoke
+        self.queue.on_work = self._add_worker
+        for _ in range(min(len(self.queue.items), self.registration.concurrency)):
+            self._add_worker()
+
+    def _add_worker(self) -> None:
+        if self.is_paused or len(self.workers) == self.registration.concurrency:
+            return
+        runtime = self.host.require_runtime()
+        kind = ListWorker if self.registration.batch else Worker
+        worker = kind(self, runtime)
+        self.workers.append(worker)
+        if len(self.workers) == self.registration.concurrency:
+            self.queue.on_work = None
+        worker.task = runtime.spawn(worker.run, name=f"msgbus lane {self.name}")
+
+    def worker_ended(self, worker: Worker) -> None:
+        """A worker has gone home."""
+        self.workers.remove(worker)
+        self.host.work_ended()
+
+    def pause(self) -> None:
+        """Take no more events for now; those in hand are finished."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self.is_paused = False
+        self._wake_all()
+        if self.invoke is not None and self.queue.items and not self.workers:
+            self._add_worker()
+
+    def _wake_all(self) -> None:
+        while self.queue.sleepers:
+            self.queue.sleepers.pop().wake()
+
+    def stop_lingering(self) -> None:
+        """Let a batch handler have what it has, now."""
+        if self.registration.batch and self.in_hand:
+            self._wake_all()
+
+    def close(self) -> None:
+        """Let the workers end once the queue is empty."""
+        self.is_closing = True
+        self.queue.on_work = None
+        self._wake_all()
+
+    def end(self) -> tuple[int, list[Undelivered]]:
+        """Stop now: idle workers go home, busy ones are cancelled.
+
+        Returns:
+            How many events this abandons, and those of them that were still queued.
+        """
+        queued = self.abandon_queue()
+        in_hand = self.in_hand
+        if in_hand:
+            self.is_dead = True
+            self.queue.counts.abandoned += in_hand
+            for worker in self.workers:
+                worker.task.cancel()
+        return len(queued) + in_hand, queued
+
+    def abandon_queue(self) -> list[Undelivered]:
+        """Take nothing more; give back what is queued, and let the workers end."""
+        queue = self.queue
+        queued: list[Undelivered] = []
+        while queue.items:
+            item = queue.items.popleft()
+            queue.counts.abandoned += 1
+            if type(item) is Gated:
+                item.done()
+                item = item.event
+            queued.append(Undelivered(item, self.name))
+        while queue.waiting:
+            queue.waiting[0].give_up()
+        self.close()
+        return queued
+
+    def failed(self, message: Any, error: BaseException, count: int) -> None:
+        """Count and report a handler that failed on `count` events."""
+        if not self.is_dead:
+            self.queue.counts.failed += count
+            self.host.event_failed(self, message, error)

@@ -1,0 +1,133 @@
+"""The bus's own events: built only when somebody subscribes to them by name.
+
+They are never about each other, nor about anything that one of their handlers caused, so
+a failing error handler cannot feed itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, final
+
+from msgbus.errors import QueueFullError
+from msgbus.messages import Message, SystemEvent, fix, peek
+from msgbus.queue import admit, check_overflow
+from msgbus.telemetry.logging import log
+
+if TYPE_CHECKING:
+    from msgbus.core import BusCore
+
+
+class CommandStartedEvent(SystemEvent):
+    """A command is about to be handled."""
+
+    command_type: str
+    command_id: str
+    handler: str
+
+
+class CommandResultEvent(SystemEvent):
+    """A command was handled, well or not."""
+
+    command_type: str
+    command_id: str
+    handler: str
+    success: bool
+    error: str | None = None
+    duration: float
+
+
+class SessionStartEvent(SystemEvent):
+    """A session has begun; `session_id` says which."""
+
+
+class SessionEndEvent(SystemEvent):
+    """A session has ended, and its handlers are gone; `session_id` says which."""
+
+    error: str | None = None
+    """What its body raised, secrets removed."""
+
+    leftovers: int = 0
+    """(event, handler) pairs of its own handlers that were not finished in time."""
+
+
+class EventHandlerFailedEvent(SystemEvent):
+    """An event handler failed on one event."""
+
+    handler: str
+    event_type: str
+    event_id: str
+    error_type: str
+    error: str
+
+
+class EventRefusedEvent(SystemEvent):
+    """An event could not be published, and no publisher was there to be told."""
+
+    event_type: str
+    event_id: str
+    reason: str
+
+
+COMMAND_EVENTS: Final = frozenset({CommandStartedEvent, CommandResultEvent})
+
+
+@final
+class LifecyclePort:
+    """Publishes system events, if anybody wants them."""
+
+    def __init__(self, core: BusCore) -> None:
+        self._core = core
+        self._wanted: dict[type[SystemEvent], bool] = {}
+
+    def forget(self) -> None:
+        """The handlers have changed."""
+        self._wanted = {}
+        self._core.observed = bool(
+            self._core.sessions_observe_commands
+            or (self.wants(CommandStartedEvent) or self.wants(CommandResultEvent))
+        )
+
+    def wants(self, event_type: type[SystemEvent]) -> bool:
+        """Whether anybody subscribes to this class on the bus itself."""
+        wanted = self._wanted.get(event_type)
+        if wanted is None:
+            wanted = bool(self._core.registry.event_handlers(event_type, None))
+            self._wanted[event_type] = wanted
+        return wanted
+
+    def tell(
+        self,
+        event_type: type[SystemEvent],
+        about: Message | None,
+        build: Callable[..., SystemEvent],
+        *,
+        session_id: str | None = None,
+    ) -> None:
+        """Publish what `build` gives, caused by `about`, unless nobody would hear it.
+
+        Never waits and never raises: a bus must not fail for want of a listener's room.
+        """
+        if about is not None:
+            meta = peek(about)
+            if isinstance(about, SystemEvent) or (meta is not None and meta.from_system):
+                return
+            session_id = None if meta is None else meta.session_id
+        session = self._core.sessions.get(session_id) if session_id is not None else None
+        if session is None and not self.wants(event_type):
+            return
+        plan = self._core.event_plan(event_type, session)
+        if not plan.queues:
+            return
+        event = build()
+        fix(event, about, session_id=session_id)
+        try:
+            check_overflow(plan.queues)
+        except QueueFullError as error:
+            plan.counts.rejected += 1
+            log.warning(
+                "lifecycle_event_refused", message_type=event_type.__name__, reason=str(error)
+            )
+            return
+        plan.count_admitted()
+        admit(plan.queues, plan.items(event))

@@ -1,0 +1,277 @@
+"""Messages: frozen pydantic models that hold the user's fields and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, final
+
+from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypeVar
+
+from msgbus.errors import MessageDefinitionError, SessionMismatchError
+from msgbus.metadata import ROOT, Metadata, Root
+
+R = TypeVar("R", default=None)
+
+RESERVED: Final = frozenset(
+    {
+        "message_id",
+        "created_at",
+        "correlation_id",
+        "causation_id",
+        "session_id",
+        "headers",
+        "key",
+    }
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How a message class is called outside this process; see `Message.__wire__`."""
+
+    name: str
+    """Stable name in journals and on the wire; the class name unless given."""
+
+    version: int = 1
+    """Schema version of the fields."""
+
+    topic: str | None = None
+    """Topic the message is published under; its name unless given."""
+
+    key: str | Callable[[Any], str] | None = None
+    """Field name or function that gives the ordering key."""
+
+
+class Message(BaseModel):
+    """Base of everything that travels on a bus.
+
+    Class keywords, all optional, say how the class is called outside the process:
+    `class OrderPlaced(Event, name="shop.OrderPlaced", version=2, topic="shop.orders.placed",
+    key="order_id")`. The key is inherited by subclasses; the rest is each class's own.
+
+    The properties below read metadata that rides beside the fields. It is filled when the
+    message is first executed or published, from the message being handled at that moment.
+    A copy (`model_copy`) is a new message; pickling keeps the metadata.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    __slots__ = ("__meta__",)
+
+    __wire__: ClassVar[Wire]
+
+    if TYPE_CHECKING:
+        # Says "not a field" to type checkers; at run time it is the slot above.
+        __meta__: ClassVar[Metadata | Root | None]
+    else:
+
+        def __init__(self, /, **data: Any) -> None:
+            # The body of BaseModel.__init__ and one slot. Without it the slot would be
+            # unset, and finding that out costs more than the whole dispatch of a command.
+            self.__pydantic_validator__.validate_python(data, self_instance=self)
+            set_meta(self, None)
+
+        # pydantic's own mark for "this __init__ only validates": keeps its fast paths.
+        __init__.__pydantic_base_init__ = True
+
+    def __init_subclass__(
+        cls,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        topic: str | None = None,
+        key: str | Callable[[Any], str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Check the class and remember how it is called on the wire."""
+        super().__init_subclass__(**kwargs)
+        clashes = sorted(RESERVED & set(inspect.get_annotations(cls)))
+        if clashes:
+            message = (
+                f"{cls.__name__} has fields named {', '.join(clashes)}, which every message "
+                f"already has as metadata. Rename them, for example to 'order_{clashes[0]}'."
+            )
+            raise MessageDefinitionError(message)
+        if version < 1:
+            message = f"{cls.__name__} has version={version}; versions count from 1."
+            raise MessageDefinitionError(message)
+        if key is None and hasattr(cls, "__wire__"):
+            key = cls.__wire__.key
+        cls.__wire__ = Wire(name or cls.__name__, version, topic, key)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Check that the ordering key is a field."""
+        super().__pydantic_init_subclass__(**kwargs)
+        key = cls.__wire__.key
+        if isinstance(key, str) and key not in cls.model_fields:
+            message = (
+                f"{cls.__name__} names key={key!r}, but has no such field. "
+                f"Its fields are: {', '.join(cls.model_fields) or 'none'}."
+            )
+            raise MessageDefinitionError(message)
+
+    @property
+    def message_id(self) -> str:
+        """This message's id, a UUIDv7; the first look fixes it."""
+        return metadata_of(self).message_id
+
+    @property
+    def created_at(self) -> datetime:
+        """When the id was made, in UTC."""
+        return metadata_of(self).created_at
+
+    @property
+    def correlation_id(self) -> str:
+        """The id of the message that began the flow this one belongs to."""
+        return metadata_of(self).correlation_id
+
+    @property
+    def causation_id(self) -> str | None:
+        """The id of the message whose handler sent this one; `None` for a root."""
+        return metadata_of(self).causation_id
+
+    @property
+    def session_id(self) -> str | None:
+        """The session this message belongs to, if any."""
+        return metadata_of(self).session_id
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Read-only text values that flow from a message to those it causes."""
+        return metadata_of(self).headers
+
+    @property
+    def key(self) -> str | None:
+        """The ordering key, from `key=` on the class."""
+        key = type(self).__wire__.key
+        if key is None:
+            return None
+        return str(getattr(self, key) if isinstance(key, str) else key(self))
+
+    def __getstate__(self) -> dict[Any, Any]:
+        state = super().__getstate__()
+        state["__meta__"] = metadata_of(self)
+        return state
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        meta = state.pop("__meta__", None)
+        super().__setstate__(state)
+        set_meta(self, meta)
+
+
+set_meta: Final[Callable[[Message, Metadata | Root | None], None]] = Message.__dict__[
+    "__meta__"
+].__set__
+"""Write the slot of a frozen model: the descriptor, as pydantic refuses the attribute."""
+
+_making: Final = threading.Lock()
+
+
+class Command(Message, Generic[R]):
+    """An intention with exactly one handler; `R` is the type of its reply.
+
+    `class PlaceOrder(Command[UUID])` replies with a UUID, `class CancelOrder(Command)`
+    with nothing.
+    """
+
+
+class Query(Command[R], Generic[R]):
+    """A command that only reads: not journaled and never dead-lettered."""
+
+
+class Event(Message):
+    """A fact in the past tense, for any number of handlers."""
+
+
+class DomainEvent(Event):
+    """A fact of the business, for use inside the application."""
+
+
+class IntegrationEvent(Event):
+    """A fact that leaves the process."""
+
+
+class SystemEvent(Event):
+    """A fact about the bus itself; handled only by handlers that name its exact type."""
+
+
+def message_type_of(handled: Any) -> type[Message]:
+    """The class of a message, or of the first in a list of them."""
+    is_list = isinstance(handled, list)
+    first: Message = handled[0] if is_list else handled
+    return type(first)
+
+
+def metadata_of(message: Message) -> Metadata:
+    """The message's metadata, made now if it was not yet."""
+    meta = peek(message)
+    if meta is None or isinstance(meta, Root):
+        meta = _materialise(message)
+    return meta
+
+
+def _materialise(message: Message) -> Metadata:
+    with _making:
+        meta = peek(message)
+        if meta is None or isinstance(meta, Root):
+            meta = Metadata(fixed=meta is not None)
+            set_meta(message, meta)
+        return meta
+
+
+def peek(message: Message) -> Metadata | Root | None:
+    """What is known of the message so far, without making anything."""
+    try:
+        return message.__meta__
+    except AttributeError:
+        # Built by model_validate, model_construct or a copy, which pass by __init__.
+        return None
+
+
+def fix(  # noqa: C901 (one decision table)
+    message: Message,
+    parent: Message | None,
+    *,
+    session_id: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    topic: str | None = None,
+) -> Metadata | Root:
+    """Fix where `message` came from, at its first sending; later calls change no cause.
+
+    Raises:
+        SessionMismatchError: It already belongs to another session than `session_id`.
+    """
+    meta = peek(message)
+    if parent is None and session_id is None and not headers and topic is None:
+        if meta is None:
+            set_meta(message, ROOT)
+            return ROOT
+        if meta.fixed:
+            return meta
+    meta = metadata_of(message)
+    if session_id is not None and meta.session_id not in (None, session_id):
+        text = (
+            f"{type(message).__name__} {meta.message_id} belongs to session "
+            f"{meta.session_id!r}, not to {session_id!r}. Send it through its own session, "
+            f"or send a copy: message.model_copy()."
+        )
+        raise SessionMismatchError(text)
+    if not meta.fixed:
+        if parent is not None:
+            meta.inherit(metadata_of(parent), parent_is_system=isinstance(parent, SystemEvent))
+        meta.fixed = True
+        if session_id is not None:
+            meta.session_id = session_id
+    elif meta.session_id is None:
+        meta.session_id = session_id
+    if headers:
+        meta.add_headers(headers)
+    if topic is not None:
+        meta.topic = topic
+    return meta

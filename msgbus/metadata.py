@@ -1,0 +1,139 @@
+"""The data that rides beside a message: ids, cause, session, headers.
+
+It is never a field of the message: not in its schema, its equality or a request body.
+It is made as late as possible, because most messages in a process are handled without
+anybody asking for their id: a message passes through up to three stages.
+
+1. nothing yet (`None`);
+2. `ROOT`: it has been sent, from outside any handler, with nothing to remember;
+3. a `Metadata` object: somebody looked, or there is a cause, a session or a header.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any, Final, final
+
+from uuid_utils import uuid7
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+
+# Guards only the first look at an id. Two worker threads handling one event may look at
+# the same moment, and both must see the same id.
+_first_look = threading.Lock()
+
+
+@final
+class Root:
+    """Marks a message that was sent as a root and that nobody has looked at."""
+
+    __slots__ = ()
+    fixed = True
+    session_id = None
+    from_system = False
+
+
+ROOT: Final = Root()
+
+
+@final
+class Metadata:
+    """Who a message is and where it came from.
+
+    `fixed` is set when the message is first executed or published; from then on its
+    cause, correlation and session stay as they are.
+    """
+
+    __slots__ = (
+        "_correlation_id",
+        "_message_id",
+        "causation_id",
+        "fixed",
+        "from_system",
+        "headers",
+        "session_id",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        message_id: str | None = None,
+        *,
+        correlation_id: str | None = None,
+        causation_id: str | None = None,
+        session_id: str | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
+        topic: str | None = None,
+        fixed: bool = False,
+        from_system: bool = False,
+    ) -> None:
+        self._message_id = message_id
+        self._correlation_id = correlation_id
+        self.causation_id = causation_id
+        self.session_id = session_id
+        self.headers = headers
+        self.topic = topic
+        self.fixed = fixed
+        self.from_system = from_system
+
+    @property
+    def message_id(self) -> str:
+        """A UUIDv7 as text, made on the first look."""
+        if self._message_id is None:
+            with _first_look:
+                if self._message_id is None:
+                    self._message_id = str(uuid7())
+        return self._message_id
+
+    @property
+    def correlation_id(self) -> str:
+        """The id of the message that began the whole flow; a root's own id."""
+        return self._correlation_id or self.message_id
+
+    @property
+    def created_at(self) -> datetime:
+        """The time in the id."""
+        milliseconds = int(self.message_id.replace("-", "")[:12], 16)
+        return datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
+
+    def inherit(self, parent: Metadata, *, parent_is_system: bool) -> None:
+        """Take cause, correlation, session and headers from the message being handled."""
+        self.causation_id = parent.message_id
+        self._correlation_id = parent.correlation_id
+        self.session_id = parent.session_id
+        self.headers = parent.headers
+        self.from_system = parent_is_system or parent.from_system
+
+    def share(self, handled: Sequence[Metadata]) -> None:
+        """Take over what all messages of a list have in common."""
+        first = handled[0]
+        if all(one.correlation_id == first.correlation_id for one in handled):
+            self._correlation_id = first.correlation_id
+        if all(one.session_id == first.session_id for one in handled):
+            self.session_id = first.session_id
+        if all(one.headers == first.headers for one in handled):
+            self.headers = first.headers
+        self.from_system = any(one.from_system for one in handled)
+
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Put `headers` over the ones it has."""
+        self.headers = MappingProxyType({**self.headers, **headers})
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "message_id": self.message_id,
+            "correlation_id": self._correlation_id,
+            "causation_id": self.causation_id,
+            "session_id": self.session_id,
+            "headers": dict(self.headers),
+            "topic": self.topic,
+            "fixed": self.fixed,
+            "from_system": self.from_system,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        headers = MappingProxyType(state.pop("headers"))
+        self.__init__(headers=headers, **state)

@@ -1,0 +1,1 @@
+"""Middleware: what wraps every handler call, one class per file."""

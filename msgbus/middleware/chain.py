@@ -1,0 +1,119 @@
+"""The middleware chain: built once per handler out of closures, never per call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, final
+
+from msgbus.errors import ConfigurationError, MiddlewareError
+from msgbus.messages import Message, message_type_of
+from msgbus.signatures import handler_name, is_async_callable
+
+CallNext: TypeAlias = Callable[[Any], Awaitable[Any]]
+"""What a middleware calls to go on: gives the raw value, raises the handler's exception."""
+
+Middleware: TypeAlias = Callable[[Any, CallNext], Awaitable[Any]]
+"""Any callable `(message, call_next)`; with `batch = True` it also sees lists of events."""
+
+Per: TypeAlias = Literal["attempt", "message"]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MiddlewareEntry:
+    """A middleware and what it applies to."""
+
+    middleware: Middleware
+    types: tuple[type[Message], ...] | None
+    per: Per
+
+    @property
+    def name(self) -> str:
+        """For errors and logs."""
+        return handler_name(self.middleware)
+
+
+def make_entry(
+    middleware: Middleware,
+    types: type[Message] | Sequence[type[Message]] | None,
+    per: Per,
+) -> MiddlewareEntry:
+    """Check a middleware.
+
+    Raises:
+        ConfigurationError: It cannot be called with `(message, call_next)`.
+    """
+    name = handler_name(middleware)
+    if inspect.isclass(middleware):
+        message = f"{name} is a class; add an instance of it: {name}(...)."
+        raise ConfigurationError(message)
+    try:
+        inspect.signature(middleware).bind(None, None)
+    except TypeError as error:
+        message = f"The middleware {name} must take (message, call_next): {error}."
+        raise ConfigurationError(message) from None
+    if per not in ("attempt", "message"):
+        message = f"per must be 'attempt' or 'message', not {per!r}."
+        raise ConfigurationError(message)
+    if isinstance(types, type):
+        types = (types,)
+    return MiddlewareEntry(middleware, None if types is None else tuple(types), per)
+
+
+def build_chain(
+    entries: Sequence[MiddlewareEntry],
+    call: CallNext,
+    message_type: type[Message],
+    *,
+    handler: str,
+    batch: bool = False,
+) -> CallNext:
+    """`call` inside of all entries that can apply to it; the first listed is outermost."""
+    for entry in reversed(entries):
+        if batch and not getattr(entry.middleware, "batch", False):
+            continue
+        wrapped = _wrap(entry, call, handler)
+        if entry.types is None or issubclass(message_type, entry.types):
+            call = wrapped
+        elif any(issubclass(cls, message_type) for cls in entry.types):
+            # The handler takes a base class: which messages apply is known only per call.
+            call = _choose(entry.types, wrapped, call)
+    return call
+
+
+def _wrap(entry: MiddlewareEntry, call_next: CallNext, handler: str) -> CallNext:
+    middleware = entry.middleware
+    if is_async_callable(middleware):
+        # No coroutine of our own: the middleware's is awaited directly.
+        return lambda message: middleware(message, call_next)
+
+    async def checked(message: Any) -> Any:
+        result = middleware(message, call_next)
+        if not inspect.isawaitable(result):
+            text = (
+                f"The middleware {entry.name} returned {result!r}, which cannot be awaited. "
+                f"Write it with `async def`, and `return await call_next(message)`."
+            )
+            raise MiddlewareError(text, handler=handler, message_type=message_type_of(message))
+        return await result
+
+    return checked
+
+
+def _choose(types: tuple[type[Message], ...], wrapped: CallNext, plain: CallNext) -> CallNext:
+    def choose(message: Any) -> Awaitable[Any]:
+        return wrapped(message) if issubclass(message_type_of(message), types) else plain(message)
+
+    return choose
+
+
+def not_awaited(handler: str, message: Any) -> MiddlewareError:
+    """The error for a chain whose value is a coroutine that nobody awaited."""
+    return MiddlewareError(
+        f"The value of {handler} is a coroutine: a middleware returned call_next(message) "
+        f"without awaiting it, or the handler an unawaited call. Write `await` before it.",
+        handler=handler,
+        message_type=message_type_of(message),
+    )

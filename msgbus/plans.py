@@ -1,0 +1,74 @@
+"""What to do with a message of one type: worked out once, then looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+from msgbus.queue import Gated, gate_by_priority
+from msgbus.receipts import PublishReceipt, PublishStatus
+
+if TYPE_CHECKING:
+    from msgbus.bus import MessageBus
+    from msgbus.injection import Call
+    from msgbus.lanes import Lane
+    from msgbus.messages import Event
+    from msgbus.registrations import Registration
+    from msgbus.telemetry.stats import CommandCounts, EventCounts
+
+
+@final
+class CommandPlan:
+    """How commands of one type are handled."""
+
+    __slots__ = ("bus", "counts", "invoke", "name", "registration")
+
+    def __init__(
+        self, bus: MessageBus, registration: Registration, invoke: Call, counts: CommandCounts
+    ) -> None:
+        self.bus = bus
+        self.registration = registration
+        self.name = registration.name
+        self.invoke = invoke
+        self.counts = counts
+
+
+@final
+class EventPlan:
+    """Where events of one type go."""
+
+    __slots__ = ("_counts", "_priorities", "admitted", "is_gated", "queues", "receipt")
+
+    def __init__(self, lanes: Sequence[Lane], counts: EventCounts) -> None:
+        self._counts = counts
+        self.admitted = 0
+        """Events admitted on the fast path since the last `settle_accounts`."""
+        self.queues = tuple(lane.queue for lane in lanes)
+        self.receipt = PublishReceipt(PublishStatus.ACCEPTED, handlers=len(lanes))
+        priorities = [lane.priority for lane in lanes]
+        self._priorities = priorities
+        self.is_gated = len(set(priorities)) > 1
+        """Whether its handlers have different priorities."""
+
+    @property
+    def counts(self) -> EventCounts:
+        """The counters of the event type, with this plan's share brought in."""
+        self.settle_accounts()
+        return self._counts
+
+    def settle_accounts(self) -> None:
+        """Bring what the fast path counted into the counters of the event type."""
+        self._counts.admitted += self.admitted
+        self._counts.pairs += self.admitted * len(self.queues)
+        self.admitted = 0
+
+    def count_admitted(self) -> None:
+        """Count one event that took the long way."""
+        self._counts.admitted += 1
+        self._counts.pairs += len(self.queues)
+
+    def items(self, event: Event) -> Sequence[Event | Gated]:
+        """The event as it goes into each queue: behind gates if priorities differ."""
+        if not self.is_gated:
+            return (event,) * len(self.queues)
+        return gate_by_priority(event, self._priorities)

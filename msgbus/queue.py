@@ -1,0 +1,314 @@
+"""The bounded queue of one handler, and how an event gets into all its queues or none.
+
+Admission is one step without an await: either every queue of the event's handlers has
+room, or none gets it. What happens otherwise is the full queue's `BackpressureStrategy`.
+
+Publishers that wait are served in order of arrival. A waiter is woken when it is its
+turn *and* there is room, and then admits itself; so a wait that is cancelled, even at
+the very moment of its turn, has published nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, final
+
+import anyio
+
+from msgbus.config import BackpressureStrategy, QueueConfig
+from msgbus.errors import BusClosedError, QueueFullError
+from msgbus.messages import Event
+from msgbus.receipts import Undelivered
+from msgbus.telemetry.stats import LaneCounts
+
+if TYPE_CHECKING:
+    from msgbus.clock import Clock
+    from msgbus.runtime import Waker
+
+WAITING_STRATEGIES: Final = frozenset(
+    {BackpressureStrategy.WAIT, BackpressureStrategy.ADAPTIVE_RATE_LIMIT}
+)
+
+
+@final
+class Gate:
+    """Opens for an event once all handlers of higher priority are done with it."""
+
+    __slots__ = ("_opened", "remaining")
+
+    def __init__(self, remaining: int) -> None:
+        self.remaining = remaining
+        self._opened: anyio.Event | None = None
+
+    def one_done(self) -> None:
+        """One more handler of higher priority is done, in whatever way."""
+        self.remaining -= 1
+        if self.remaining == 0 and self._opened is not None:
+            self._opened.set()
+
+    async def wait(self) -> None:
+        """Return once the gate is open."""
+        if self.remaining:
+            if self._opened is None:
+                self._opened = anyio.Event()
+            await self._opened.wait()
+
+
+@final
+class Gated:
+    """An event whose handlers have different priorities, in one handler's queue."""
+
+    __slots__ = ("_later", "event", "gate")
+
+    def __init__(self, event: Event, gate: Gate | None, later: tuple[Gate, ...]) -> None:
+        self.event = event
+        self.gate = gate
+        self._later = later
+
+    def done(self) -> None:
+        """This handler is done with it: success, failure, timeout and drop alike."""
+        for gate in self._later:
+            gate.one_done()
+
+
+class BoundedEventQueue:
+    """The events that wait for one handler.
+
+    `sleepers` are workers with nothing to do, `waiting` are publishers with no room.
+    Only one of the two is ever non-empty.
+    """
+
+    __slots__ = (
+        "batch_size",
+        "counts",
+        "fast_size",
+        "items",
+        "linger",
+        "max_overflow",
+        "max_size",
+        "name",
+        "on_work",
+        "pace",
+        "sleepers",
+        "strategy",
+        "waiting",
+    )
+
+    def __init__(
+        self, name: str, config: QueueConfig, clock: Clock, counts: LaneCounts | None = None
+    ) -> None:
+        self.name = name
+        self.max_size = config.max_size
+        self.max_overflow = config.max_overflow
+        self.batch_size = config.batch_size
+        self.linger = config.linger
+        self.strategy = config.strategy
+        self.items: deque[Any] = deque()
+        self.counts = counts or LaneCounts()
+        self.sleepers: list[Waker] = []
+        self.waiting: deque[Waiter] = deque()
+        self.on_work: Callable[[], None] | None = None
+        """Asks for one more worker; `None` while there is none to ask for."""
+        adaptive = config.strategy is BackpressureStrategy.ADAPTIVE_RATE_LIMIT
+        self.pace = Pace(clock) if adaptive else None
+        self.fast_size = 0 if adaptive else config.max_size
+        """Below this an event may simply be appended; never, if publishers are paced."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more event fits."""
+        return len(self.items) < self.max_size
+
+    @property
+    def must_block(self) -> bool:
+        """Whether one more event would have to wait for room."""
+        return len(self.items) >= self.max_size and self.strategy in WAITING_STRATEGIES
+
+    @property
+    def is_backpressured(self) -> bool:
+        """Whether publishers are waiting or being slowed."""
+        return bool(self.waiting) or (self.pace is not None and self.pace.is_slowing)
+
+    def push(self, item: Event | Gated) -> None:
+        """Take one item, room or not, and see that somebody works on it."""
+        self.items.append(item)
+        if self.sleepers:
+            self.sleepers.pop().wake()
+        elif self.on_work is not None:
+            self.on_work()
+
+    def drop_oldest(self) -> Undelivered:
+        """Let the oldest item fall out."""
+        item = self.items.popleft()
+        self.counts.dropped += 1
+        if type(item) is Gated:
+            item.done()
+            item = item.event
+        return Undelivered(item, self.name)
+
+    def made_room(self) -> None:
+        """Tell the first waiting publisher, if it is its turn."""
+        if self.waiting and self.waiting[0].may_go():
+            self.waiting[0].turn.set()
+
+
+@final
+class Waiter:
+    """A publisher in line for room in all the queues of one event."""
+
+    __slots__ = ("_gave_up", "_queues", "turn")
+
+    def __init__(self, queues: Sequence[BoundedEventQueue]) -> None:
+        # Joining all lines in one step gives all of them the same order of waiters, so
+        # the first of all waiters is first everywhere and no two wait for each other.
+        self._queues = queues
+        self._gave_up = False
+        self.turn = anyio.Event()
+        for queue in queues:
+            queue.waiting.append(self)
+
+    def may_go(self) -> bool:
+        """Whether it is first in all its lines and there is room in all of them."""
+        return all(
+            queue.waiting[0] is self
+            and (queue.has_room or queue.strategy is BackpressureStrategy.DROP_OLDEST)
+            for queue in self._queues
+        )
+
+    async def wait(self) -> None:
+        """Return when it is its turn; it must then `leave` without awaiting.
+
+        Raises:
+            BusClosedError: The queue went away; nothing was published.
+        """
+        while not self._gave_up and not self.may_go():
+            self.turn = anyio.Event()
+            await self.turn.wait()
+        if self._gave_up:
+            message = "The bus stopped while this publish was waiting for room."
+            raise BusClosedError(message)
+
+    def leave(self) -> None:
+        """Step out of all lines, admitted or not, and let the next one look."""
+        for queue in self._queues:
+            if self in queue.waiting:
+                queue.waiting.remove(self)
+        for queue in self._queues:
+            queue.made_room()
+
+    def give_up(self) -> None:
+        """Send it away: its queue is being closed."""
+        self._gave_up = True
+        self.leave()
+        self.turn.set()
+
+
+@final
+class Pace:
+    """Slows publishers by AIMD: halve the rate when nearly full, add to it when emptier."""
+
+    HIGH: Final = 0.8
+    LOW: Final = 0.5
+    START: Final = 2_000.0
+    STEP: Final = 100.0
+    FLOOR: Final = 10.0
+
+    __slots__ = ("_changed", "_clock", "_next", "rate")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._next = 0.0
+        self._changed = float("-inf")
+        self.rate: float | None = None
+        """Admissions a second, or `None` while nobody is slowed."""
+
+    @property
+    def is_slowing(self) -> bool:
+        """Whether publishers are being slowed."""
+        return self.rate is not None
+
+    def delay(self, fill: float) -> float:
+        """Seconds that the next publisher must wait, the queue being `fill` full."""
+        now = self._clock.now()
+        self._adapt(fill, now)
+        if self.rate is None:
+            return 0.0
+        self._next = max(now, self._next) + 1 / self.rate
+        return self._next - now
+
+    def _adapt(self, fill: float, now: float) -> None:
+        # One change per ten admissions: the queue must have time to answer.
+        if self.rate is not None and now - self._changed < 10 / self.rate:
+            return
+        if fill >= self.HIGH:
+            self.rate = self.START if self.rate is None else max(self.rate / 2, self.FLOOR)
+            self._changed = now
+        elif fill < self.LOW and self.rate is not None:
+            faster = self.rate + self.STEP
+            self.rate = None if faster > self.START else faster
+            self._changed = now
+
+
+def refusing(queues: Sequence[BoundedEventQueue]) -> BoundedEventQueue | None:
+    """The first full queue that refuses new events, if any."""
+    for queue in queues:
+        if queue.strategy is BackpressureStrategy.REJECT_NEW and not queue.has_room:
+            return queue
+    return None
+
+
+def must_wait(queues: Sequence[BoundedEventQueue]) -> bool:
+    """Whether an event would have to wait for room, or behind others who wait."""
+    return any(queue.waiting or queue.must_block for queue in queues)
+
+
+def check_overflow(queues: Sequence[BoundedEventQueue]) -> None:
+    """Raise if a handler that cannot wait would push a queue over its overflow bound.
+
+    Raises:
+        QueueFullError: Nothing was admitted anywhere.
+    """
+    for queue in queues:
+        if len(queue.items) >= queue.max_size + queue.max_overflow:
+            raise QueueFullError(
+                queue.name,
+                max_size=queue.max_size,
+                reason=(
+                    f"a handler cannot wait for room, and its overflow of {queue.max_overflow} "
+                    f"is used up. Does a handler publish more than its subscribers can take?"
+                ),
+            )
+
+
+def admit(
+    queues: Sequence[BoundedEventQueue], items: Sequence[Event | Gated]
+) -> tuple[Undelivered, ...]:
+    """Put one item into each queue; full ones overflow or drop their oldest."""
+    dropped: list[Undelivered] = []
+    for queue, item in zip(queues, items, strict=True):
+        if not queue.has_room:
+            if queue.strategy is BackpressureStrategy.DROP_OLDEST:
+                dropped.append(queue.drop_oldest())
+            else:
+                queue.counts.overflowed += 1
+        queue.push(item)
+    return tuple(dropped)
+
+
+def gate_by_priority(event: Event, priorities: Sequence[int]) -> list[Gated]:
+    """Items for queues of these priorities (highest first) that open one after another."""
+    gates: dict[int, Gate] = {}
+    for place, priority in enumerate(priorities):
+        if priority != priorities[0]:
+            # A gate counts every handler before it, not just those of the group above: a
+            # drop in that group must not let this one overtake a group still higher up.
+            gates.setdefault(priority, Gate(place))
+    return [
+        Gated(
+            event,
+            gates.get(priority),
+            tuple(gate for lower, gate in gates.items() if lower < priority),
+        )
+        for priority in priorities
+    ]

@@ -1,0 +1,248 @@
+"""The ways to register a handler, shared by registry, bus and session."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    cast,
+    overload,
+)
+
+from typing_extensions import ParamSpec, Unpack
+
+from msgbus.errors import ConfigurationError
+from msgbus.messages import Command, Event, R
+from msgbus.registrations import (
+    Registration,
+    make_registration,
+    require_command_type,
+    require_event_type,
+)
+
+if TYPE_CHECKING:
+    from msgbus.config import QueueConfig
+    from msgbus.filters import FilterLike
+
+P = ParamSpec("P")
+T_co = TypeVar("T_co", covariant=True)
+H = TypeVar("H", bound=Callable[..., Any])
+E = TypeVar("E", bound=Event)
+
+
+class CommandOptions(TypedDict, total=False):
+    """Keywords of `register_command_handler`."""
+
+    name: str | None
+    replace: bool
+    inline: bool
+    timeout: float | None
+
+
+class EventOptions(TypedDict, total=False):
+    """Keywords of `register_event_handler`, but for `batch`."""
+
+    name: str | None
+    priority: int
+    concurrency: int
+    timeout: float | None
+    filter: FilterLike | None
+    queue: QueueConfig | None
+    inline: bool
+    durable: bool | str | None
+
+
+class HandlesDecorator(Protocol[R]):
+    """Takes a handler that replies with `R`, sync or async, and gives it back unchanged."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Callable[P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(self, handler: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+class OnDecorator(Protocol[E]):
+    """Takes a handler of such events and gives it back unchanged."""
+
+    def __call__(
+        self, handler: Callable[Concatenate[E, P], T_co], /
+    ) -> Callable[Concatenate[E, P], T_co]:
+        """Register the handler."""
+        ...
+
+
+class Registrar(ABC, Generic[T_co]):
+    """Registration by call and by decorator; where it ends up is the subclass's business."""
+
+    @abstractmethod
+    def _register(self, registration: Registration, *, replace: bool = False) -> T_co: ...
+
+    def register_command_handler(
+        self,
+        command_type: type[Command[R]],
+        handler: Callable[..., Coroutine[Any, Any, R]] | Callable[..., R],
+        *,
+        name: str | None = None,
+        replace: bool = False,
+        inline: bool = False,
+        timeout: float | None = None,
+    ) -> None:
+        """Make `handler` the one handler of `command_type`.
+
+        Args:
+            command_type: The command; subclasses without a handler of their own come too.
+            handler: Takes the message, and by annotation a `Context` and dependencies.
+            name: Its name in logs and metrics; the function's own unless given.
+            replace: Take the place of an existing handler instead of raising.
+            inline: Call a sync handler on the event loop: for trivial ones only.
+            timeout: Seconds that one attempt may take.
+
+        Raises:
+            DuplicateHandlerError: There is one already.
+            HandlerSignatureError: The handler could never be called.
+        """
+        require_command_type(command_type)
+        _check_positive("timeout", timeout)
+        registration = make_registration(
+            command_type, handler, name=name, inline=inline, timeout=timeout
+        )
+        self._register(registration, replace=replace)
+
+    @overload
+    def register_event_handler(
+        self,
+        event_type: type[E],
+        handler: Callable[Concatenate[E, ...], Any],
+        *,
+        batch: Literal[False] = False,
+        **options: Unpack[EventOptions],
+    ) -> T_co: ...
+    @overload
+    def register_event_handler(
+        self,
+        event_type: type[E],
+        handler: Callable[Concatenate[list[E], ...], Any],
+        *,
+        batch: Literal[True],
+        **options: Unpack[EventOptions],
+    ) -> T_co: ...
+    @overload
+    def register_event_handler(
+        self,
+        event_type: str,
+        handler: Callable[..., Any],
+        *,
+        batch: bool = False,
+        **options: Unpack[EventOptions],
+    ) -> T_co: ...
+    def register_event_handler(
+        self,
+        event_type: type[Event] | str,
+        handler: Callable[..., Any],
+        *,
+        name: str | None = None,
+        priority: int = 0,
+        concurrency: int = 1,
+        batch: bool = False,
+        timeout: float | None = None,
+        filter: FilterLike | None = None,
+        queue: QueueConfig | None = None,
+        inline: bool = False,
+        durable: bool | str | None = None,
+        **subscription: Any,
+    ) -> T_co:
+        """Have `handler` called for every event of `event_type` and its subclasses.
+
+        Args:
+            event_type: The event class.
+            handler: Takes the event, and by annotation a `Context` and dependencies.
+            name: Its name in logs and metrics; the function's own unless given.
+            priority: Higher runs first: lower handlers get an event once all higher ones
+                are done with it.
+            concurrency: How many events it may handle at once; 1 keeps publish order.
+            batch: Hand it lists of events instead of single ones.
+            timeout: Seconds that one attempt may take.
+            filter: Only events it lets through are handled.
+            queue: A queue of its own size and strategy.
+            inline: Call a sync handler on the event loop: for trivial ones only.
+            durable: Needs a journal.
+            **subscription: Options of durable subscriptions; need a journal.
+
+        Raises:
+            HandlerSignatureError: The handler could never be called.
+            DuplicateHandlerError: It is registered already, or the name is taken.
+        """
+        require_event_type(event_type)
+        _check_positive("timeout", timeout)
+        _check_positive("concurrency", concurrency)
+        if durable or subscription:
+            asked = ", ".join(["durable", *subscription] if durable else subscription)
+            message = f"{asked}: durable subscriptions need a bus with a journal."
+            raise ConfigurationError(message)
+        registration = make_registration(
+            cast("type[Event]", event_type),
+            handler,
+            name=name,
+            priority=priority,
+            concurrency=concurrency,
+            batch=batch,
+            timeout=timeout,
+            filter=filter,
+            queue=queue,
+            inline=inline,
+        )
+        return self._register(registration)
+
+    subscribe = register_event_handler
+
+    def handles(
+        self, command_type: type[Command[R]], **options: Unpack[CommandOptions]
+    ) -> HandlesDecorator[R]:
+        """Decorator form of `register_command_handler`; the function stays as it is."""
+
+        def decorate(handler: H) -> H:
+            self.register_command_handler(command_type, handler, **options)
+            return handler
+
+        return cast("HandlesDecorator[R]", decorate)
+
+    @overload
+    def on(
+        self,
+        event_type: type[E],
+        *,
+        batch: Literal[False] = False,
+        **options: Unpack[EventOptions],
+    ) -> OnDecorator[E]: ...
+    @overload
+    def on(
+        self, event_type: type[E], *, batch: Literal[True], **options: Unpack[EventOptions]
+    ) -> Callable[[Callable[Concatenate[list[E], P], T_co]], Callable[..., T_co]]: ...
+    @overload
+    def on(
+        self, event_type: str, *, batch: bool = False, **options: Unpack[EventOptions]
+    ) -> Callable[[H], H]: ...
+    def on(self, event_type: Any, **options: Any) -> Any:
+        """Decorator form of `register_event_handler`; the function stays as it is."""
+
+        def decorate(handler: H) -> H:
+            self.register_event_handler(event_type, handler, **options)
+            return handler
+
+        return decorate
+
+
+def _check_positive(name: str, value: float | None) -> None:
+    if value is not None and value <= 0:
+        message = f"{name} must be above 0, not {value}."
+        raise ConfigurationError(message)

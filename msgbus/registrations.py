@@ -1,0 +1,132 @@
+"""One handler and everything said about it, checked when it is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, final
+
+from msgbus.config import QueueConfig
+from msgbus.errors import ConfigurationError, Fault
+from msgbus.filters import FilterLike, TypeFilter
+from msgbus.messages import Command, Event, Message, SystemEvent
+from msgbus.signatures import Signature, handler_name, read_handler
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True, weakref_slot=True)
+class Registration:
+    """One handler and everything said about it when it was registered."""
+
+    message_type: type[Message]
+    handler: Callable[..., Any]
+    name: str
+    signature: Signature
+    inline: bool = False
+    priority: int = 0
+    concurrency: int = 1
+    batch: bool = False
+    timeout: float | None = None
+    filter: FilterLike | None = None
+    queue: QueueConfig | None = None
+    named: bool = False
+    """Whether the user gave the name, rather than the function."""
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it handles a command rather than an event."""
+        return issubclass(self.message_type, Command)
+
+
+def make_registration(
+    message_type: type[Message],
+    handler: Callable[..., Any],
+    *,
+    name: str | None = None,
+    batch: bool = False,
+    **options: Any,
+) -> Registration:
+    """Check a handler against what it is registered for.
+
+    Raises:
+        HandlerSignatureError: It could never be called.
+    """
+    return Registration(
+        message_type=message_type,
+        handler=handler,
+        name=name or handler_name(handler),
+        named=name is not None,
+        signature=read_handler(handler, message_type, batch=batch),
+        batch=batch,
+        **options,
+    )
+
+
+def require_command_type(message_type: object) -> None:
+    """Raise unless this is a command class."""
+    if not _is_class(message_type, Command):
+        shown = _shown(message_type)
+        message = f"{shown} is not a Command class; events are registered with bus.on(...)."
+        raise ConfigurationError(message)
+
+
+def require_event_type(message_type: object) -> None:
+    """Raise unless this is an event class."""
+    if isinstance(message_type, str):
+        message = (
+            f"Topic patterns such as {message_type!r} need msgbus.routing, which this version "
+            f"does not have yet. Register for an event class instead."
+        )
+        raise ConfigurationError(message)
+    if not _is_class(message_type, Event):
+        shown = _shown(message_type)
+        message = f"{shown} is not an Event class; commands are registered with bus.handles(...)."
+        raise ConfigurationError(message)
+
+
+def registration_faults(registrations: Iterable[Registration]) -> list[Fault]:
+    """Handlers that can never be called, and message classes that share a wire name."""
+    faults: list[Fault] = []
+    types_by_name: dict[str, set[type[Message]]] = {}
+    for registration in registrations:
+        cls = registration.message_type
+        types_by_name.setdefault(cls.__wire__.name, set()).add(cls)
+        if cls is SystemEvent:
+            faults.append(
+                Fault(
+                    registration.name,
+                    "is registered for SystemEvent, and a system event reaches only handlers "
+                    "that name its exact class, so it is never called.",
+                    "Register it for the classes it wants, such as SessionEndEvent.",
+                )
+            )
+        predicate = registration.filter
+        if isinstance(predicate, TypeFilter) and not any(
+            issubclass(cls, wanted) or issubclass(wanted, cls) for wanted in predicate.types
+        ):
+            faults.append(
+                Fault(
+                    registration.name,
+                    f"handles {cls.__name__}, but its own filter {predicate!r} lets none through.",
+                    "Change the filter or the event class.",
+                )
+            )
+    for name, types in types_by_name.items():
+        if len(types) > 1:
+            where = ", ".join(sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in types))
+            faults.append(
+                Fault(
+                    name,
+                    f"is the wire name of {len(types)} classes: {where}.",
+                    'Give one of them another: class X(Event, name="shop.X").',
+                )
+            )
+    return faults
+
+
+def _is_class(message_type: object, base: type) -> bool:
+    return isinstance(message_type, type) and issubclass(message_type, base)
+
+
+def _shown(message_type: object) -> str:
+    return str(getattr(message_type, "__name__", repr(message_type)))

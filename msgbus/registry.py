@@ -1,0 +1,225 @@
+"""Who handles what: registrations in two scopes, the bus's and each session's."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol, final, runtime_checkable
+
+from msgbus.errors import DuplicateHandlerError
+from msgbus.messages import Message, SystemEvent
+from msgbus.registrar import Registrar
+from msgbus.registrations import Registration
+
+
+@runtime_checkable
+class IRegistry(Protocol):
+    """Where a bus keeps its handlers. Bring your own with `MessageBus(registry=...)`.
+
+    The bus caches what it learns here, so a registry must tell it of every change.
+    """
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have `changed` called after every change of content."""
+        ...
+
+    def add(
+        self, registration: Registration, session_id: str | None = None, *, replace: bool = False
+    ) -> None:
+        """Take a registration, for one session or (`None`) for the bus."""
+        ...
+
+    def remove(self, registration: Registration, session_id: str | None = None) -> bool:
+        """Forget one registration; false if it was not there."""
+        ...
+
+    def drop_session(self, session_id: str) -> None:
+        """Forget everything of one session."""
+        ...
+
+    def command_handler(
+        self, command_type: type[Message], session_id: str | None
+    ) -> Registration | None:
+        """The one handler: the session's own if it has one, else the bus's."""
+        ...
+
+    def event_handlers(
+        self, event_type: type[Message], session_id: str | None
+    ) -> Sequence[Registration]:
+        """All handlers of the session and of the bus, highest priority first."""
+        ...
+
+    def registrations(self) -> Iterable[tuple[str | None, Registration]]:
+        """Everything, each with its session (`None` for the bus)."""
+        ...
+
+
+@final
+class _Scope:
+    """The handlers of the bus, or of one session."""
+
+    __slots__ = ("commands", "events", "names")
+
+    def __init__(self) -> None:
+        self.commands: dict[type[Message], Registration] = {}
+        self.events: dict[type[Message], list[Registration]] = {}
+        self.names: set[str] = set()
+
+    def command(self, command_type: type[Message]) -> Registration | None:
+        for cls in command_type.__mro__:
+            found = self.commands.get(cls)
+            if found is not None:
+                return found
+        return None
+
+    def event(self, event_type: type[Message]) -> list[Registration]:
+        if issubclass(event_type, SystemEvent):
+            # Only who names a system event gets it: a handler of all events would
+            # otherwise hear about itself for ever.
+            return self.events.get(event_type, [])
+        return [found for cls in event_type.__mro__ for found in self.events.get(cls, ())]
+
+    def all(self) -> Iterator[Registration]:
+        yield from self.commands.values()
+        for registrations in self.events.values():
+            yield from registrations
+
+
+class HandlerRegistry(Registrar[Registration]):
+    """Handlers, collected by decorator or call, to be included in a bus.
+
+    ```python
+    handlers = HandlerRegistry()
+
+    @handlers.handles(PlaceOrder)
+    async def place_order(command: PlaceOrder) -> UUID: ...
+
+    bus = MessageBus(registries=[handlers])
+    ```
+
+    Handlers added after `include` reach the bus too. The same class is the store that a
+    bus uses itself; it satisfies `IRegistry`.
+    """
+
+    def __init__(self) -> None:
+        self._bus_scope = _Scope()
+        self._sessions: dict[str, _Scope] = {}
+        self._watchers: list[weakref.WeakMethod[Callable[[], None]]] = []
+        self._followers: list[weakref.WeakMethod[Callable[..., object]]] = []
+
+    def _register(self, registration: Registration, *, replace: bool = False) -> Registration:
+        self.add(registration, replace=replace)
+        for follower in self._followers:
+            tell = follower()
+            if tell is not None:
+                tell(registration, replace=replace)
+        return registration
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Have a bound method called after every change; it is held only weakly."""
+        self._watchers.append(weakref.WeakMethod(changed))
+
+    def _changed(self) -> None:
+        for watcher in self._watchers:
+            tell = watcher()
+            if tell is not None:
+                tell()
+
+    def follow(self, tell: Callable[..., object]) -> None:
+        """Have a bound method told of every later registration."""
+        self._followers.append(weakref.WeakMethod(tell))
+
+    def add(
+        self, registration: Registration, session_id: str | None = None, *, replace: bool = False
+    ) -> None:
+        """Take a registration, for one session or (`None`) for the bus.
+
+        Raises:
+            DuplicateHandlerError: The command has a handler, or the name is taken.
+        """
+        scope = self._bus_scope if session_id is None else self._sessions.get(session_id)
+        if scope is None:
+            scope = self._sessions[str(session_id)] = _Scope()
+        if registration.is_command:
+            self._add_command(scope, registration, replace=replace)
+        else:
+            self._add_event(scope, registration)
+        scope.names.add(registration.name)
+        self._changed()
+
+    def _add_command(self, scope: _Scope, registration: Registration, *, replace: bool) -> None:
+        command_type = registration.message_type
+        existing = scope.commands.get(command_type)
+        if existing is not None:
+            if not replace:
+                name = command_type.__name__
+                message = (
+                    f"{name} is already handled by {existing.name}, and a command has exactly "
+                    f"one handler. Pass replace=True to put {registration.name} in its place."
+                )
+                raise DuplicateHandlerError(message)
+            scope.names.discard(existing.name)
+        scope.commands[command_type] = registration
+
+    def _add_event(self, scope: _Scope, registration: Registration) -> None:
+        registered = scope.events.setdefault(registration.message_type, [])
+        if registration.named and registration.name in scope.names:
+            message = (
+                f"There is already a handler named {registration.name!r}. "
+                f"Give each subscription a name of its own."
+            )
+            raise DuplicateHandlerError(message)
+        if not registration.named and any(
+            one.handler == registration.handler for one in registered
+        ):
+            message = (
+                f"{registration.name} already handles {registration.message_type.__name__}. "
+                f"To run it twice for each event, give the second one a name=."
+            )
+            raise DuplicateHandlerError(message)
+        registered.append(registration)
+
+    def remove(self, registration: Registration, session_id: str | None = None) -> bool:
+        """Forget one registration; false if it was not there."""
+        scope = self._bus_scope if session_id is None else self._sessions.get(session_id)
+        if scope is None:
+            return False
+        if scope.commands.get(registration.message_type) is registration:
+            del scope.commands[registration.message_type]
+        elif registration in scope.events.get(registration.message_type, ()):
+            scope.events[registration.message_type].remove(registration)
+        else:
+            return False
+        scope.names.discard(registration.name)
+        self._changed()
+        return True
+
+    def drop_session(self, session_id: str) -> None:
+        """Forget everything of one session."""
+        if self._sessions.pop(session_id, None) is not None:
+            self._changed()
+
+    def command_handler(
+        self, command_type: type[Message], session_id: str | None
+    ) -> Registration | None:
+        """The one handler: the session's own if it has one, else the bus's."""
+        own = self._sessions.get(session_id) if session_id is not None else None
+        found = own.command(command_type) if own is not None else None
+        return found or self._bus_scope.command(command_type)
+
+    def event_handlers(
+        self, event_type: type[Message], session_id: str | None
+    ) -> Sequence[Registration]:
+        """All handlers of the session and of the bus, highest priority first."""
+        own = self._sessions.get(session_id) if session_id is not None else None
+        found = own.event(event_type) if own is not None else []
+        found = found + self._bus_scope.event(event_type)
+        return sorted(found, key=lambda registration: -registration.priority)
+
+    def registrations(self) -> Iterator[tuple[str | None, Registration]]:
+        """Everything, each with its session (`None` for the bus)."""
+        for registration in self._bus_scope.all():
+            yield None, registration
+        for session_id, scope in list(self._sessions.items()):
+            for registration in scope.all():
+                yield session_id, registration

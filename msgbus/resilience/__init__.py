@@ -1,0 +1,1 @@
+"""Resilience: retry, circuit breaker, dead letters and the bus that assembles them."""

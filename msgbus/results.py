@@ -1,0 +1,165 @@
+"""What became of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final, Generic, final
+
+from msgbus.context import Frame
+from msgbus.messages import Command, R
+
+_NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+class CommandResult(Frame, Generic[R]):
+    """The outcome of one command: a value, or the reason there is none.
+
+    Read-only: there are no setters. The command's id is made only if somebody asks for it.
+    """
+
+    # One object is both the frame of a command while it runs and its result afterwards,
+    # and it has no constructor: `execute` fills the slots. Both are measured: a second
+    # object and a call of __init__ would cost as much as two awaits.
+    __slots__ = ("elapsed", "reply")
+
+    message: Command[R]
+    reply: R
+    elapsed: float
+
+    @property
+    def success(self) -> bool:
+        """Whether the handler, and all middleware around it, succeeded."""
+        return True
+
+    @property
+    def value(self) -> R | None:
+        """The handler's reply; `None` if the command failed."""
+        return self.reply
+
+    @property
+    def error(self) -> str | None:
+        """The error as text, secrets removed; `None` on success."""
+        return None
+
+    @property
+    def exception(self) -> BaseException | None:
+        """The handler's own exception; `None` on success."""
+        return None
+
+    @property
+    def command_id(self) -> str:
+        """The command's message id."""
+        return self.message.message_id
+
+    @property
+    def duration(self) -> float:
+        """Seconds from `execute` to the result, middleware and retries included."""
+        return self.elapsed
+
+    @property
+    def attempts(self) -> int:
+        """How often the handler was tried."""
+        return self.attempt
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """What the bus has to tell beside the value, such as the handler that failed."""
+        return _NOTHING
+
+    def unwrap(self) -> R:
+        """The value, or the handler's own exception raised again."""
+        return self.reply
+
+    def __repr__(self) -> str:
+        outcome = f"value={self.value!r}" if self.success else f"error={self.error!r}"
+        return f"<{type(self.message).__name__} result: {outcome}>"
+
+
+@final
+class NestedResult(CommandResult[R]):
+    """The same for a command with a deadline, a caller that is itself a handler, or retries."""
+
+    __slots__ = ("attempt", "deadline", "on_lane", "parent")
+
+    def __init__(
+        self, command: Command[R], owner: object, deadline: float | None, parent: Frame | None
+    ) -> None:
+        self.message = command
+        self.owner = owner
+        self.context = None
+        self.deadline = deadline
+        self.parent = parent
+        self.on_lane = parent is not None and parent.on_lane
+        self.attempt = 1
+
+
+@final
+class FailedResult(CommandResult[R]):
+    """A failed command. If nobody ever looks at it, it says so in the log."""
+
+    __slots__ = ("_error", "_exception", "_metadata", "_on_unobserved", "attempt")
+
+    def __init__(
+        self,
+        frame: CommandResult[R],
+        exception: Exception,
+        error: str,
+        duration: float,
+        on_unobserved: Callable[[FailedResult[R]], None],
+    ) -> None:
+        self.message = frame.message
+        self.owner = frame.owner
+        self.context = None
+        self.elapsed = duration
+        self.attempt = frame.attempt
+        self._exception = exception
+        self._error = error
+        self._metadata = {"handler": frame.owner.name}
+        self._on_unobserved: Callable[[FailedResult[R]], None] | None = on_unobserved
+
+    @property
+    def success(self) -> bool:
+        """Always false here."""
+        self._observe()
+        return False
+
+    @property
+    def value(self) -> None:
+        """Nothing: the command failed."""
+        self._observe()
+
+    @property
+    def error(self) -> str:
+        """The error as text, secrets removed."""
+        self._observe()
+        return self._error
+
+    @property
+    def exception(self) -> BaseException:
+        """The handler's own exception."""
+        self._observe()
+        return self._exception
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        """What the bus has to tell beside the error, such as the handler that failed."""
+        return self._metadata
+
+    def peek_error(self) -> str:
+        """The error text, without counting as a look at the result."""
+        return self._error
+
+    def unwrap(self) -> R:
+        """Raise the handler's own exception."""
+        self._observe()
+        raise self._exception
+
+    def _observe(self) -> None:
+        self._on_unobserved = None
+
+    def __del__(self) -> None:
+        report = getattr(self, "_on_unobserved", None)
+        if report is not None:
+            self._observe()
+            report(self)

@@ -1,0 +1,209 @@
+"""Detached workers on asyncio and trio: the one module that knows both.
+
+A bus is used by many tasks and owned by none, so its workers cannot live in a
+caller's task group. They run detached, in a fresh context, so that no caller's
+context variables (request, trace, session) leak into another caller's events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar, final
+
+import anyio.lowlevel
+from typing_extensions import TypeVarTuple
+
+from msgbus.errors import BusStateError
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Waker(Protocol):
+    """One sleeping worker's alarm clock: cheaper than an event, for one sleeper."""
+
+    async def wait(self) -> None:
+        """Sleep until `wake`; a `wake` that came first is not remembered."""
+        ...
+
+    def wake(self) -> None:
+        """End the sleep."""
+        ...
+
+
+class Task(Protocol):
+    """A detached worker."""
+
+    def cancel(self) -> None:
+        """Ask it to end at its next await."""
+        ...
+
+
+class Runtime(Protocol):
+    """The event loop that a started bus lives on."""
+
+    thread_id: int
+
+    def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
+        """Run `function` detached. It must not raise."""
+        ...
+
+    def waker(self) -> Waker:
+        """A fresh alarm clock for one worker."""
+        ...
+
+    async def checkpoint(self) -> None:
+        """Give every other task a turn."""
+        ...
+
+    def is_ending(self, error: BaseException) -> bool:
+        """Whether `error` means that the current task is to end, rather than just its work."""
+        ...
+
+    def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run `function` on the loop from another thread and wait for its result."""
+        ...
+
+
+def current_runtime() -> Runtime:
+    """The runtime of the running event loop, asyncio or trio."""
+    if "trio" in sys.modules:
+        import trio
+
+        if trio.lowlevel.in_trio_run():
+            return _TrioRuntime()
+    return _AsyncioRuntime()
+
+
+def refuse_own_thread(runtime: Runtime) -> None:
+    """Raise if the caller is on the loop's own thread, where blocking would deadlock."""
+    if threading.get_ident() == runtime.thread_id:
+        message = (
+            "A bus portal is for other threads; on the event loop's own thread it would "
+            "wait for itself. Use `await bus.execute(...)` or `await bus.publish(...)` here."
+        )
+        raise BusStateError(message)
+
+
+@final
+class _AsyncioWaker:
+    __slots__ = ("_future", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._future: asyncio.Future[None] | None = None
+
+    async def wait(self) -> None:
+        self._future = self._loop.create_future()
+        try:
+            await self._future
+        finally:
+            self._future = None
+
+    def wake(self) -> None:
+        future = self._future
+        if future is not None and not future.done():
+            future.set_result(None)
+
+
+@final
+class _AsyncioRuntime:
+    def __init__(self) -> None:
+        self.thread_id = threading.get_ident()
+        self._loop = asyncio.get_running_loop()
+        # The loop itself holds tasks only weakly.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
+        async def run() -> None:
+            await function(*args)
+
+        task = self._loop.create_task(run(), name=name, context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task  # type: ignore[return-value]  # Task.cancel returns bool, which is fine
+
+    def waker(self) -> Waker:
+        return _AsyncioWaker(self._loop)
+
+    async def checkpoint(self) -> None:
+        await asyncio.sleep(0)
+
+    def is_ending(self, error: BaseException) -> bool:
+        # A handler that lets its own cancellation escape raises the same exception as
+        # one that is cancelled from outside; only the task knows the difference.
+        task = asyncio.current_task()
+        return (
+            not isinstance(error, asyncio.CancelledError) or task is None or task.cancelling() > 0
+        )
+
+    def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
+        refuse_own_thread(self)
+
+        async def run() -> T:
+            return await function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+
+@final
+class _TrioWaker:
+    __slots__ = ("_event",)
+
+    def __init__(self) -> None:
+        self._event: Any = None
+
+    async def wait(self) -> None:
+        import trio
+
+        self._event = trio.Event()
+        try:
+            await self._event.wait()
+        finally:
+            self._event = None
+
+    def wake(self) -> None:
+        if self._event is not None:
+            self._event.set()
+
+
+@final
+class _TrioRuntime:
+    def __init__(self) -> None:
+        import trio
+
+        self.thread_id = threading.get_ident()
+        self._token = trio.lowlevel.current_trio_token()
+
+    def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
+        import trio
+
+        scope = trio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                await function(*args)
+
+        trio.lowlevel.spawn_system_task(run, name=name, context=contextvars.Context())
+        return scope
+
+    def waker(self) -> Waker:
+        return _TrioWaker()
+
+    async def checkpoint(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    def is_ending(self, error: BaseException) -> bool:
+        # Trio's Cancelled comes from a scope around this task: there is no other way.
+        del error
+        return True
+
+    def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
+        import trio
+
+        refuse_own_thread(self)
+        return trio.from_thread.run(function, trio_token=self._token)

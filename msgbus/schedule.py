@@ -1,0 +1,103 @@
+"""Events that wait for their time: a heap and one worker, never the work queue."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, final
+
+from msgbus.messages import Event
+
+if TYPE_CHECKING:
+    from msgbus.clock import Clock
+    from msgbus.runtime import Runtime, Task, Waker
+
+
+@final
+class _Entry:
+    __slots__ = ("due", "event", "order")
+
+    def __init__(self, due: float, order: int, event: Event) -> None:
+        self.due = due
+        self.order = order
+        self.event: Event | None = event
+
+    def __lt__(self, other: _Entry) -> bool:
+        return (self.due, self.order) < (other.due, other.order)
+
+
+@final
+class Schedule:
+    """Hands each event to `deliver` when its time has come, in order of time."""
+
+    def __init__(self, clock: Clock, deliver: Callable[[Event], Awaitable[None]]) -> None:
+        self._clock = clock
+        self._deliver = deliver
+        self._heap: list[_Entry] = []
+        self._order = count()
+        self._live = 0
+        self._runtime: Runtime | None = None
+        self._task: Task | None = None
+        self._waker: Waker | None = None
+
+    def __len__(self) -> int:
+        return self._live
+
+    def add(self, event: Event, delay: float) -> Callable[[], bool]:
+        """Keep `event` for `delay` seconds; the function given back takes it out again."""
+        entry = _Entry(self._clock.now() + delay, next(self._order), event)
+        heappush(self._heap, entry)
+        self._live += 1
+        self._see_to_it()
+
+        def cancel() -> bool:
+            if entry.event is None:
+                return False
+            entry.event = None
+            self._live -= 1
+            return True
+
+        return cancel
+
+    def open(self, runtime: Runtime) -> None:
+        """Begin to deliver."""
+        self._runtime = runtime
+        self._see_to_it()
+
+    def close(self) -> tuple[Event, ...]:
+        """Stop delivering and hand back what was not due."""
+        self._runtime = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        left = tuple(entry.event for entry in sorted(self._heap) if entry.event is not None)
+        self._heap.clear()
+        self._live = 0
+        return left
+
+    def _see_to_it(self) -> None:
+        if self._runtime is None or not self._heap:
+            return
+        if self._task is None:
+            self._waker = self._runtime.waker()
+            self._task = self._runtime.spawn(self._work, name="msgbus schedule")
+        elif self._waker is not None:
+            self._waker.wake()
+
+    async def _work(self) -> None:
+        while self._heap:
+            head = self._heap[0]
+            wait = head.due - self._clock.now()
+            if head.event is None:
+                heappop(self._heap)
+            elif wait > 0:
+                # A new event may be due before the head is: then the waker cuts this short.
+                with self._clock.cancel_after(wait):
+                    await self._waker.wait()  # type: ignore[union-attr]  # set with the task
+            else:
+                heappop(self._heap)
+                event, head.event = head.event, None
+                self._live -= 1
+                await self._deliver(event)
+        self._task = None

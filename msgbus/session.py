@@ -1,0 +1,270 @@
+"""Sessions: handlers, dependencies and headers that live as long as one job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import anyio
+from uuid_utils import uuid7
+
+from msgbus.context import current_frame, fix_in_frame
+from msgbus.errors import DuplicateSessionError, SessionClosedError
+from msgbus.injection import Provider, Providers
+from msgbus.keeper import Keeper
+from msgbus.lifecycle import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
+from msgbus.messages import Command, Event, Message, R
+from msgbus.registrar import Registrar
+from msgbus.subscription import Subscription
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from types import TracebackType
+    from typing import Self
+
+    from msgbus.bus import MessageBus
+    from msgbus.core import BusCore
+    from msgbus.lanes import Lane
+    from msgbus.plans import CommandPlan, EventPlan
+    from msgbus.receipts import PublishReceipt
+    from msgbus.registrations import Registration
+    from msgbus.registry import HandlerRegistry
+    from msgbus.results import CommandResult
+
+
+@final
+class BusSession(Registrar[Subscription]):
+    """One job on one bus. Made by `bus.session(...)` and used with `async with`.
+
+    Its handlers see only messages of this session: its command handlers come before the
+    bus's, its event handlers run beside them. Messages sent through it, and everything
+    they cause, carry its id. Leaving it empties its queues first, then takes its handlers
+    away.
+    """
+
+    def __init__(
+        self,
+        core: BusCore,
+        session_id: str | None,
+        *,
+        registries: Sequence[HandlerRegistry] = (),
+        provide: Mapping[Any, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._core = core
+        self.session_id = session_id or str(uuid7())
+        self.headers = dict(headers or {})
+        self.providers = Providers(provide, parent=core.providers)
+        self._registries = registries
+        self._own: dict[Registration, None] = {}
+        self._phase = "new"
+        self._version = -1
+        self._commands: dict[type, CommandPlan] = {}
+        self._events: dict[type, EventPlan] = {}
+        self._keeper = Keeper(f"session {self.session_id}")
+        self._kept: dict[Provider, Any] = {}
+        self._keeping: anyio.Lock | None = None
+
+    @property
+    def bus(self) -> MessageBus:
+        """The bus that made it."""
+        return self._core.bus
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes messages."""
+        return self._phase == "open"
+
+    async def __aenter__(self) -> Self:
+        if self._phase != "new":
+            message = f"Session {self.session_id!r} was entered before; make a new one."
+            raise SessionClosedError(message)
+        if self.session_id in self._core.sessions:
+            message = (
+                f"A session {self.session_id!r} is still live on this bus. "
+                f"Leave it first, or let the bus choose an id: bus.session()."
+            )
+            raise DuplicateSessionError(message)
+        self._core.bus.require_open("open a session on")
+        self._phase = "open"
+        self._core.sessions[self.session_id] = self
+        try:
+            for registry in self._registries:
+                self.include(registry)
+            if self._core.runtime is not None:
+                await self.providers.open(self._core.runtime, self._keeper)
+        except BaseException:
+            await self.close()
+            raise
+        self._core.lifecycle.tell(
+            SessionStartEvent, None, SessionStartEvent, session_id=self.session_id
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Shielded: a job that is cancelled must still give its handlers back.
+        with anyio.CancelScope(shield=True):
+            await self.close(error=error)
+
+    async def close(self, *, error: BaseException | None = None) -> None:
+        """Empty its queues, then take its handlers away; a second call does nothing."""
+        if self._phase in ("closing", "closed"):
+            return
+        self._phase = "closing"
+        abandoned = await self._core.retire(
+            self._lanes(), self._core.config.session_timeout, self._unregister
+        )
+        self._phase = "closed"
+        self._own.clear()
+        for failure in await self._keeper.close():
+            log.error(
+                "session_resource_failed",
+                bus=self._core.config.name,
+                session_id=self.session_id,
+                error=redact_exception(failure),
+            )
+        self._core.lifecycle.tell(
+            SessionEndEvent,
+            None,
+            lambda: SessionEndEvent(
+                error=None if error is None else redact_exception(error), leftovers=abandoned
+            ),
+            session_id=self.session_id,
+        )
+
+    def _unregister(self) -> None:
+        self._forget_if_older(-1)
+        self._core.registry.drop_session(self.session_id)
+        self._core.sessions.pop(self.session_id, None)
+        self._core.sessions_observe_commands -= sum(
+            one.message_type in COMMAND_EVENTS for one in self._own
+        )
+
+    def _lanes(self) -> list[Lane]:
+        lanes = self._core.lanes
+        return [lanes[one] for one in self._own if one in lanes]
+
+    # -- handlers --------------------------------------------------------------------------
+
+    def _register(self, registration: Registration, *, replace: bool = False) -> Subscription:
+        self._require_open()
+        self._core.registry.add(registration, self.session_id, replace=replace)
+        self._own[registration] = None
+        if registration.message_type in COMMAND_EVENTS:
+            self._core.sessions_observe_commands += 1
+        return Subscription(self._core, registration, self.session_id)
+
+    def include(self, registry: HandlerRegistry) -> None:
+        """Register everything in `registry` for this session."""
+        for _, registration in registry.registrations():
+            self._register(registration)
+
+    def owns(self, registration: Registration) -> bool:
+        """Whether the handler was registered on this session."""
+        return registration in self._own
+
+    def command_plans(self, version: int) -> dict[type, CommandPlan]:
+        """Cached plans, as of this version of the registry."""
+        self._forget_if_older(version)
+        return self._commands
+
+    def event_plans(self, version: int) -> dict[type, EventPlan]:
+        """Cached plans, as of this version of the registry."""
+        self._forget_if_older(version)
+        return self._events
+
+    def _forget_if_older(self, version: int) -> None:
+        if self._version != version:
+            self._version = version
+            self.settle_accounts()
+            self._commands = {}
+            self._events = {}
+
+    def settle_accounts(self) -> None:
+        """Bring into the ledger what its plans have counted."""
+        for plan in self._events.values():
+            plan.settle_accounts()
+
+    async def keep(self, provider: Provider, make: Callable[[], Any]) -> Any:
+        """The session's own instance of something provided `per_session`."""
+        if self._keeping is None:
+            self._keeping = anyio.Lock()
+        async with self._keeping:
+            if provider not in self._kept:
+                runtime = self._core.require_runtime()
+                self._kept[provider] = await self._keeper.enter(runtime, make)
+        return self._kept[provider]
+
+    # -- messages --------------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._phase in ("open", "closing"):
+            return
+        state = "has ended" if self._phase == "closed" else "was not entered"
+        message = (
+            f"Session {self.session_id!r} {state}. "
+            f"Use it inside `async with bus.session(...) as session:`."
+        )
+        raise SessionClosedError(message)
+
+    def _stamp(
+        self, message: Message, headers: Mapping[str, str] | None, topic: str | None = None
+    ) -> None:
+        self._require_open()
+        fix_in_frame(
+            message,
+            current_frame.get(),
+            session_id=self.session_id,
+            headers={**self.headers, **(headers or {})},
+            topic=topic,
+        )
+
+    async def execute(
+        self,
+        command: Command[R],
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> CommandResult[R]:
+        """As `bus.execute`, in this session: its own handler comes first."""
+        self.bus.require_command(command)
+        self._stamp(command, headers)
+        return await self.bus.execute(command, timeout=timeout)
+
+    async def call(self, command: Command[R], *, timeout: float | None = None) -> R:
+        """As `execute`, but gives the value or raises the handler's own exception."""
+        return (await self.execute(command, timeout=timeout)).unwrap()
+
+    async def publish(
+        self,
+        event: Event,
+        *,
+        headers: Mapping[str, str] | None = None,
+        topic: str | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
+    ) -> PublishReceipt:
+        """As `bus.publish`, in this session: its own handlers and the bus's get it."""
+        self.bus.require_event(event)
+        self._stamp(event, headers, topic)
+        return await self.bus.publish(event, delay=delay, at=at)
+
+    async def settled(self, timeout: float | None = None) -> None:
+        """Wait until this session's own handlers have nothing left to do.
+
+        Raises:
+            SettleTimeoutError: Something still runs after `timeout`; it is named.
+            InsideHandlerError: Called inside a handler, which would wait for itself.
+        """
+        self._core.refuse_inside_handler("session.settled()")
+        await self._core.settle(self._lanes, timeout, commands=False)
+
+    def __repr__(self) -> str:
+        return f"<BusSession {self.session_id} {self._phase}>"

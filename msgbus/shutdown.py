@@ -1,0 +1,62 @@
+"""Stopping a bus: drain, then end what is left, and count all of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from msgbus.errors import SettleTimeoutError
+from msgbus.receipts import DrainReport, Undelivered
+from msgbus.telemetry.logging import log
+
+if TYPE_CHECKING:
+    from msgbus.core import BusCore
+    from msgbus.messages import Event
+
+# For cancelled handlers to clean up. In real seconds, whatever the bus's clock: it is
+# about other people's sockets and files.
+_GRACE = 1.0
+
+
+async def drain(
+    core: BusCore,
+    timeout: float | None,
+    scheduled: tuple[Event, ...],
+) -> DrainReport:
+    """Let all lanes finish within `timeout`, then end them."""
+    before = _finished(core)
+    if core.runtime is not None:
+        with suppress(SettleTimeoutError):
+            await core.settle(lambda: list(core.lanes.values()), timeout, commands=True)
+    handled = _finished(core) - before
+    for stream in list(core.streams):
+        stream.end()
+    abandoned = 0
+    leftovers: list[Undelivered] = []
+    for lane in core.lanes.values():
+        count, queued = lane.end()
+        abandoned += count
+        leftovers += queued
+    with anyio.move_on_after(_GRACE):
+        await core.workers_gone()
+    report = DrainReport(
+        handled=handled,
+        abandoned=abandoned,
+        leftovers=tuple(leftovers),
+        scheduled=scheduled,
+    )
+    if abandoned or scheduled:
+        log.warning(
+            "bus_stopped_with_leftovers",
+            bus=core.config.name,
+            handled=handled,
+            abandoned=abandoned,
+            scheduled=len(scheduled),
+        )
+    return report
+
+
+def _finished(core: BusCore) -> int:
+    return sum(counts.handled + counts.failed for counts in core.ledger.lanes.values())

@@ -1,0 +1,254 @@
+"""What a handler's parameters ask for, read once at registration and never per call."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Union, final, get_args, get_origin
+
+from msgbus.context import Context
+from msgbus.errors import HandlerSignatureError
+from msgbus.messages import Message
+
+_VARIADIC: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
+_POSITIONAL: Final = frozenset(
+    {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """One parameter that is filled by annotation."""
+
+    parameter: str
+    wanted: Any
+    """The annotated type, or its name as text where it cannot be resolved yet."""
+    optional: bool
+    """Whether the parameter has a default or may be `None`."""
+    has_default: bool
+
+    @property
+    def wanted_name(self) -> str:
+        """The annotation as a person would write it."""
+        return self.wanted if isinstance(self.wanted, str) else type_name(self.wanted)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """How to call a handler."""
+
+    is_async: bool
+    context_parameter: str | None
+    dependencies: tuple[Dependency, ...]
+
+
+def type_name(wanted: Any) -> str:
+    """A readable name for a class or typing construct."""
+    return wanted.__name__ if isinstance(wanted, type) else str(wanted)
+
+
+def handler_name(handler: Callable[..., Any]) -> str:
+    """What to call a handler in logs and errors."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
+    return name.rsplit("<locals>.", 1)[-1]
+
+
+def is_async_callable(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await, seen through partials and wrappers."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.iscoroutinefunction(inspect.unwrap(function)):
+        return True
+    if inspect.isroutine(function):
+        return False
+    call = getattr(type(function), "__call__", None)  # noqa: B004
+    return call is not None and inspect.iscoroutinefunction(inspect.unwrap(call))
+
+
+def read_handler(
+    handler: Callable[..., Any], message_type: type[Message], *, batch: bool
+) -> Signature:
+    """Check that `handler` can take `message_type` and read what else it asks for.
+
+    Raises:
+        HandlerSignatureError: It could never be called; the text says why.
+    """
+    name = handler_name(handler)
+    _check_callable(handler, name, message_type)
+    message, *others = _parameters(handler, name, message_type)
+    _check_message(message, _resolve(message, handler), name, message_type, batch=batch)
+    context, dependencies = read_dependencies(handler, others, name)
+    return Signature(is_async_callable(handler), context, dependencies)
+
+
+def _check_callable(handler: Callable[..., Any], name: str, message_type: type[Message]) -> None:
+    if inspect.isclass(handler):
+        text = (
+            f"{name} is a class, so calling it would make an object instead of handling "
+            f"{message_type.__name__}. Register an instance: {name}(...)."
+        )
+        raise HandlerSignatureError(text)
+    if not callable(handler):
+        text = f"The handler for {message_type.__name__} is {handler!r}, which cannot be called."
+        raise HandlerSignatureError(text)
+    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
+        text = f"{name} is a generator (it contains `yield`); a handler returns its reply."
+        raise HandlerSignatureError(text)
+
+
+def _parameters(
+    handler: Callable[..., Any], name: str, message_type: type[Message]
+) -> list[inspect.Parameter]:
+    try:
+        parameters = list(inspect.signature(handler).parameters.values())
+    except (TypeError, ValueError):
+        # Some builtins (list.append) tell nothing of their parameters: one is assumed.
+        return [inspect.Parameter("message", inspect.Parameter.POSITIONAL_ONLY)]
+    if not parameters or parameters[0].kind not in _POSITIONAL | {inspect.Parameter.VAR_POSITIONAL}:
+        text = (
+            f"{name} takes no positional parameter, so it cannot be given a "
+            f"{message_type.__name__}. Write: def {name}(message: {message_type.__name__})."
+        )
+        raise HandlerSignatureError(text)
+    return parameters
+
+
+def _resolve(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
+    """The annotation as a type; as text if its names cannot be found."""
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        annotation = _evaluate(annotation, function)
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def _evaluate(text: str, function: Callable[..., Any]) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    function = inspect.unwrap(function)
+    plain = getattr(function, "__func__", function)
+    names = dict(getattr(plain, "__globals__", {}))
+    cells = getattr(plain, "__closure__", None) or ()
+    code = getattr(plain, "__code__", None)
+    for variable, cell in zip(code.co_freevars if code else (), cells, strict=False):
+        try:
+            names[variable] = cell.cell_contents
+        except ValueError:
+            continue
+    try:
+        return eval(text, names)  # noqa: S307 (an annotation of the user's own code)
+    except (NameError, AttributeError, TypeError, SyntaxError):
+        # A class local to a function, or one imported for type checkers only.
+        return text
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return get_args(annotation)
+    return (annotation,)
+
+
+def _check_message(
+    parameter: inspect.Parameter,
+    annotation: Any,
+    name: str,
+    message_type: type[Message],
+    *,
+    batch: bool,
+) -> None:
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL or annotation in (
+        inspect.Parameter.empty,
+        Any,
+        object,
+    ):
+        return
+    wanted = f"list[{message_type.__name__}]" if batch else message_type.__name__
+    if isinstance(annotation, str):
+        fits = _text_fits(annotation, message_type, batch=batch)
+    else:
+        fits = any(_fits(member, message_type, batch=batch) for member in _members(annotation))
+    if fits:
+        return
+    shown = annotation if isinstance(annotation, str) else type_name(annotation)
+    hint = ""
+    if not batch and shown.startswith(("list[", "Sequence[")):
+        hint = " To receive lists of events, register it with batch=True."
+    text = (
+        f"{name} is registered for {message_type.__name__}, but its parameter "
+        f"{parameter.name!r} is annotated {shown}; annotate it {wanted}.{hint}"
+    )
+    raise HandlerSignatureError(text)
+
+
+def _fits(annotation: Any, message_type: type[Message], *, batch: bool) -> bool:
+    origin = get_origin(annotation)
+    if batch:
+        if not (isinstance(origin, type) and issubclass(list, origin)):
+            return annotation is list
+        (element,) = get_args(annotation) or (Any,)
+        return element is Any or any(
+            _fits(member, message_type, batch=False) for member in _members(element)
+        )
+    if isinstance(annotation, typing.TypeVar):
+        return True
+    accepted = origin or annotation
+    return isinstance(accepted, type) and issubclass(message_type, accepted)
+
+
+def _text_fits(annotation: str, message_type: type[Message], *, batch: bool) -> bool:
+    names = {cls.__name__ for cls in message_type.__mro__}
+    inner = annotation
+    if "[" in annotation and batch:
+        inner = annotation.split("[", 1)[1].rstrip("]")
+    elif batch:
+        return False
+    parts = [part.strip().rsplit(".", 1)[-1] for part in inner.split("|")]
+    return any(part.split("[", 1)[0] in names for part in parts)
+
+
+def read_dependencies(
+    function: Callable[..., Any], parameters: list[inspect.Parameter], name: str
+) -> tuple[str | None, tuple[Dependency, ...]]:
+    """The name of the context parameter, and the parameters to fill by annotation.
+
+    Raises:
+        HandlerSignatureError: A parameter says neither what it is nor has a default.
+    """
+    context: str | None = None
+    dependencies: list[Dependency] = []
+    for parameter in parameters:
+        if parameter.kind in _VARIADIC:
+            continue
+        has_default = parameter.default is not inspect.Parameter.empty
+        annotation = _resolve(parameter, function)
+        if annotation is inspect.Parameter.empty:
+            if has_default:
+                continue
+            text = (
+                f"{name} has a parameter {parameter.name!r} with neither annotation nor "
+                f"default, so nobody knows what to pass. Annotate it with Context or with "
+                f"a type from provide={{...}}."
+            )
+            raise HandlerSignatureError(text)
+        if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            text = f"{name} has a positional-only parameter {parameter.name!r}; drop the '/'."
+            raise HandlerSignatureError(text)
+        members = [member for member in _members(annotation) if member is not type(None)]
+        wanted = members[0] if len(members) == 1 else annotation
+        if wanted is Context or wanted in ("Context", "msgbus.Context"):
+            context = parameter.name
+            continue
+        optional = has_default or len(members) < len(_members(annotation))
+        dependencies.append(Dependency(parameter.name, wanted, optional, has_default))
+    return context, tuple(dependencies)

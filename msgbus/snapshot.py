@@ -1,0 +1,103 @@
+"""A bus's counters at one moment, put together on request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from msgbus.telemetry.stats import (
+    BusStats,
+    CommandHandlerStats,
+    EventHandlerStats,
+    EventTypeStats,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from msgbus.core import BusCore
+    from msgbus.lanes import Lane
+
+
+def snapshot(core: BusCore, *, scheduled: int) -> BusStats:
+    """Everything the bus counts."""
+    registered = list(core.registry.registrations())
+    core.settle_accounts()
+    return BusStats(
+        name=core.config.name,
+        state=core.phase.value,
+        commands=_commands(core),
+        handlers=_handlers(core),
+        events={
+            name: EventTypeStats(
+                message_type=name,
+                published=counts.published,
+                admitted=counts.admitted,
+                pairs=counts.pairs,
+                filtered=counts.filtered,
+                rejected=counts.rejected,
+            )
+            for name, counts in core.ledger.events.items()
+            if counts.published
+        },
+        active_sessions=len(core.sessions),
+        registered_handlers=len(registered),
+        scheduled=scheduled,
+    )
+
+
+def _names(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """A name for each handler; one that handles several types has the type in it."""
+    keys = list(keys)
+    uses = Counter(handler for handler, _ in keys)
+    return {
+        (handler, message_type): handler if uses[handler] == 1 else f"{handler}[{message_type}]"
+        for handler, message_type in keys
+    }
+
+
+def _commands(core: BusCore) -> dict[str, CommandHandlerStats]:
+    names = _names(core.ledger.commands)
+    stats: dict[str, CommandHandlerStats] = {}
+    for key, counts in core.ledger.commands.items():
+        finished, seconds, buckets = counts.read()
+        stats[names[key]] = CommandHandlerStats(
+            handler=key[0],
+            message_type=key[1],
+            sent=counts.sent,
+            handled=finished - counts.failed - counts.cancelled,
+            failed=counts.failed,
+            cancelled=counts.cancelled,
+            running=counts.sent - finished,
+            seconds=seconds,
+            buckets=tuple(buckets),
+        )
+    return stats
+
+
+def _handlers(core: BusCore) -> dict[str, EventHandlerStats]:
+    live: dict[tuple[str, str], list[Lane]] = {}
+    for lane in core.lanes.values():
+        key = (lane.name, lane.registration.message_type.__name__)
+        live.setdefault(key, []).append(lane)
+    names = _names(core.ledger.lanes)
+    stats: dict[str, EventHandlerStats] = {}
+    for key, counts in core.ledger.lanes.items():
+        lanes = live.get(key, [])
+        finished, seconds, buckets = counts.read()
+        stats[names[key]] = EventHandlerStats(
+            handler=key[0],
+            message_type=key[1],
+            handled=finished + counts.extra - counts.failed,
+            failed=counts.failed,
+            filtered=counts.filtered,
+            dropped=counts.dropped,
+            abandoned=counts.abandoned,
+            overflowed=counts.overflowed,
+            queued=sum(len(lane.queue.items) for lane in lanes),
+            running=sum(lane.in_hand for lane in lanes),
+            backpressure=any(lane.queue.is_backpressured for lane in lanes),
+            seconds=seconds,
+            buckets=tuple(buckets),
+        )
+    return stats

@@ -1,0 +1,98 @@
+"""Events as an async iterator, for code that would rather loop than be called."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar, final
+
+import anyio
+
+from msgbus.errors import BusStateError
+from msgbus.messages import Event
+from msgbus.registrations import make_registration
+from msgbus.telemetry.logging import log
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from msgbus.core import BusCore
+    from msgbus.subscription import Subscription
+
+E = TypeVar("E", bound=Event)
+
+
+@final
+class EventStream(Generic[E]):
+    """Events of one type from the moment it is entered.
+
+    A reader that is too slow misses the oldest events rather than holding up the bus:
+    `missed` counts them, and each gap is logged as `stream_lagged`.
+    """
+
+    def __init__(self, core: BusCore, event_type: type[E], buffer: int) -> None:
+        self._core = core
+        self._event_type = event_type
+        self._buffer: deque[E] = deque(maxlen=buffer)
+        self._news = anyio.Event()
+        self._subscription: Subscription | None = None
+        self._closed = False
+        self._in_gap = False
+        self.missed = 0
+        """Events that fell out of the buffer because the reader was too slow."""
+
+    @property
+    def lag(self) -> int:
+        """Events that wait to be read."""
+        return len(self._buffer)
+
+    async def __aenter__(self) -> Self:
+        registration = make_registration(self._event_type, self._take, inline=True)
+        self._subscription = self._core.subscribe(registration)
+        self._core.streams.add(self)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+        self._core.streams.discard(self)
+        if self._subscription is not None:
+            await self._subscription.close(timeout=0)
+
+    def end(self) -> None:
+        """Let the reader's loop end after what is buffered."""
+        self._closed = True
+        self._news.set()
+
+    def _take(self, event: E) -> None:
+        if len(self._buffer) == self._buffer.maxlen:
+            self.missed += 1
+            if not self._in_gap:
+                self._in_gap = True
+                log.warning(
+                    "stream_lagged",
+                    bus=self._core.config.name,
+                    message_type=self._event_type.__name__,
+                    missed=self.missed,
+                )
+        self._buffer.append(event)
+        self._news.set()
+
+    def __aiter__(self) -> Self:
+        if self._subscription is None:
+            message = "Enter the stream first: `async with bus.stream(...) as events:`."
+            raise BusStateError(message)
+        return self
+
+    async def __anext__(self) -> E:
+        while not self._buffer:
+            if self._closed:
+                raise StopAsyncIteration
+            self._news = anyio.Event()
+            await self._news.wait()
+        self._in_gap = False
+        return self._buffer.popleft()

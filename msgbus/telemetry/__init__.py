@@ -1,0 +1,1 @@
+"""What the bus tells about itself: counters, metrics, logs, traces."""

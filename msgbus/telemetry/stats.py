@@ -1,0 +1,318 @@
+"""Counters: plain ints in slotted objects, written on the hot path, read on request.
+
+Everything else (Prometheus, JSON, the demo's table) is computed from these when asked.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Final, final
+
+BOUNDS: Final[tuple[float, ...]] = (
+    1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4,
+    1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+"""Upper bounds of the duration buckets, in seconds; a last bucket takes the rest."""
+
+
+class Durations:
+    """How long calls took, and how many there were.
+
+    The hot path appends to `recent` and nothing else; every 512 calls that is folded into
+    the histogram in one go, which costs less than half of sorting in each call.
+    """
+
+    __slots__ = ("_buckets", "_finished", "_folding", "_seconds", "every", "recent")
+
+    FOLD_AT: Final = 512
+
+    def __init__(self, every: int = 1) -> None:
+        self.recent: list[float] = []
+        self.every = every
+        self._finished = 0
+        self._seconds = 0.0
+        self._buckets = [0] * (len(BOUNDS) + 1)
+        # A metrics server may read from another thread in the middle of a fold.
+        self._folding = threading.Lock()
+
+    def fold(self) -> None:
+        """Take the recent durations into the histogram."""
+        with self._folding:
+            recent, self.recent = self.recent, []
+            self._finished += len(recent)
+            self._seconds += sum(recent)
+            add_to_buckets(self._buckets, recent[:: self.every])
+
+    def read(self) -> tuple[int, float, list[int]]:
+        """Calls, their seconds in all, and the histogram."""
+        with self._folding:
+            recent = list(self.recent)
+            buckets = list(self._buckets)
+            add_to_buckets(buckets, recent[:: self.every])
+            return self._finished + len(recent), self._seconds + sum(recent), buckets
+
+    @property
+    def finished(self) -> int:
+        """Calls that have ended, in whatever way."""
+        return self._finished + len(self.recent)
+
+
+def add_to_buckets(buckets: list[int], seconds: list[float]) -> None:
+    """Count durations into the buckets of `BOUNDS`; all loops are in C."""
+    for index, count in Counter(map(bisect_left, repeat(BOUNDS), seconds)).items():
+        buckets[index] += count
+
+
+@final
+class CommandCounts(Durations):
+    """One command handler's numbers."""
+
+    __slots__ = ("cancelled", "failed", "sent")
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__(every)
+        self.sent = 0
+        self.failed = 0
+        self.cancelled = 0
+
+    @property
+    def running(self) -> int:
+        """Calls that have begun and not ended."""
+        return self.sent - self.finished
+
+    @property
+    def handled(self) -> int:
+        """Calls that succeeded."""
+        return self.finished - self.failed - self.cancelled
+
+
+@final
+class LaneCounts(Durations):
+    """One event handler's numbers, in (event, handler) pairs.
+
+    `extra` is how many more events than durations there were: a list has one duration.
+    """
+
+    __slots__ = ("abandoned", "dropped", "extra", "failed", "filtered", "overflowed")
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__(every)
+        self.extra = 0
+        self.failed = 0
+        self.filtered = 0
+        self.dropped = 0
+        self.abandoned = 0
+        self.overflowed = 0
+
+    @property
+    def handled(self) -> int:
+        """Pairs that succeeded."""
+        return self.finished + self.extra - self.failed
+
+
+@final
+class EventCounts:
+    """One event type's numbers, in events; those published are the sum of the first three.
+
+    `pairs` counts the (event, handler) pairs that were admitted. It is counted by the
+    publishing side alone, so that it can be held against what the handlers' side counts.
+    """
+
+    __slots__ = ("admitted", "filtered", "pairs", "rejected")
+
+    def __init__(self) -> None:
+        self.admitted = 0
+        self.pairs = 0
+        self.filtered = 0
+        self.rejected = 0
+
+    @property
+    def published(self) -> int:
+        """Events that were handed in and have an outcome."""
+        return self.admitted + self.filtered + self.rejected
+
+
+@final
+class Ledger:
+    """All counters of one bus, by (handler name, message type).
+
+    Handlers of one name share their counters, so that ten thousand sessions with the same
+    handlers need no more room, or metric labels, than one.
+    """
+
+    __slots__ = ("_every", "commands", "events", "lanes")
+
+    def __init__(self, every: int = 1) -> None:
+        self._every = every
+        self.commands: dict[tuple[str, str], CommandCounts] = {}
+        self.lanes: dict[tuple[str, str], LaneCounts] = {}
+        self.events: dict[str, EventCounts] = {}
+
+    def command(self, handler: str, message_type: str) -> CommandCounts:
+        """The counters of one command handler."""
+        return self.commands.setdefault((handler, message_type), CommandCounts(self._every))
+
+    def lane(self, handler: str, message_type: str) -> LaneCounts:
+        """The counters of one event handler."""
+        return self.lanes.setdefault((handler, message_type), LaneCounts(self._every))
+
+    def event(self, message_type: str) -> EventCounts:
+        """The counters of one event type."""
+        return self.events.setdefault(message_type, EventCounts())
+
+
+def percentile(buckets: Sequence[int], share: float) -> float:
+    """The duration below which `share` of the calls lie, interpolated inside its bucket.
+
+    Zero if nothing was recorded. Durations beyond the last bound count as that bound.
+    """
+    total = sum(buckets)
+    if total == 0:
+        return 0.0
+    rank = share * total
+    seen = 0
+    for index, count in enumerate(buckets):
+        if count and seen + count >= rank:
+            if index == len(BOUNDS):
+                return BOUNDS[-1]
+            low = BOUNDS[index - 1] if index else 0.0
+            return low + (BOUNDS[index] - low) * max(rank - seen, 0.0) / count
+        seen += count
+    return BOUNDS[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurationStats:
+    """Durations at one moment."""
+
+    seconds: float
+    buckets: tuple[int, ...]
+
+    def percentile(self, share: float) -> float:
+        """The duration below which `share` (0 to 1) of the calls lie."""
+        return percentile(self.buckets, share)
+
+    @property
+    def p50(self) -> float:
+        """Half of the calls were faster."""
+        return self.percentile(0.5)
+
+    @property
+    def p95(self) -> float:
+        """95 % of the calls were faster."""
+        return self.percentile(0.95)
+
+    @property
+    def p99(self) -> float:
+        """99 % of the calls were faster."""
+        return self.percentile(0.99)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandHandlerStats(DurationStats):
+    """One command handler at one moment."""
+
+    handler: str
+    message_type: str
+    sent: int
+    handled: int
+    failed: int
+    cancelled: int
+    running: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventHandlerStats(DurationStats):
+    """One event handler at one moment, in (event, handler) pairs."""
+
+    handler: str
+    message_type: str
+    handled: int
+    failed: int
+    filtered: int
+    dropped: int
+    abandoned: int
+    overflowed: int
+    queued: int
+    running: int
+    backpressure: bool
+    """Whether publishers are waiting or being slowed for this handler."""
+
+    @property
+    def pending(self) -> int:
+        """Pairs that are queued or being handled."""
+        return self.queued + self.running
+
+    @property
+    def admitted(self) -> int:
+        """All pairs that ever entered the queue, whatever became of them."""
+        ended = self.handled + self.failed + self.filtered + self.dropped + self.abandoned
+        return ended + self.pending
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventTypeStats:
+    """One event type at one moment."""
+
+    message_type: str
+    published: int
+    admitted: int
+    pairs: int
+    """(event, handler) pairs admitted, as counted by the publishing side."""
+    filtered: int
+    rejected: int
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BusStats:
+    """Everything a bus counts, at one moment."""
+
+    name: str
+    state: str
+    commands: Mapping[str, CommandHandlerStats]
+    """By handler name; handlers of one name in several sessions are counted together."""
+
+    handlers: Mapping[str, EventHandlerStats]
+    """By handler name; handlers of one name in several sessions are counted together."""
+
+    events: Mapping[str, EventTypeStats]
+    """By event type."""
+
+    active_sessions: int = 0
+    registered_handlers: int = 0
+    scheduled: int = 0
+    """Events waiting for their time."""
+
+    def total(self, counter: str) -> int:
+        """The sum of one counter over all event handlers, as `total("handled")`."""
+        return sum(int(getattr(stats, counter)) for stats in self.handlers.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as JSON-ready data, with percentiles worked out."""
+        return {
+            "bus": self.name,
+            "state": self.state,
+            "commands": {name: _plain(stats) for name, stats in self.commands.items()},
+            "handlers": {name: _plain(stats) for name, stats in self.handlers.items()},
+            "events": {name: _plain(stats) for name, stats in self.events.items()},
+            "active_sessions": self.active_sessions,
+            "registered_handlers": self.registered_handlers,
+            "scheduled": self.scheduled,
+        }
+
+
+def _plain(stats: Any) -> dict[str, Any]:
+    row = {name: getattr(stats, name) for name in stats.__dataclass_fields__}
+    if isinstance(stats, DurationStats):
+        row["buckets"] = list(stats.buckets)
+        row |= {"p50": stats.p50, "p95": stats.p95, "p99": stats.p99}
+    return row
