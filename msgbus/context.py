@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, final
 
-from msgbus.messages import Command, Event, Message, R, fix, metadata_of, peek
+from msgbus.messages import Command, Event, Message, R, fix, metadata_of, peek, require_event
 from msgbus.metadata import Metadata, Root
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Context:
         If they fail, the event is forgotten: it speaks of something that did not happen.
         Works in sync handlers too.
         """
-        self.bus.require_event(event)
+        require_event(event)
         self.emitted.append(event)
 
     async def publish(

@@ -11,6 +11,7 @@ import anyio
 
 from msgbus.context import Frame, context_of, current_frame
 from msgbus.errors import (
+    BusClosedError,
     BusNotStartedError,
     Fault,
     InsideHandlerError,
@@ -217,6 +218,22 @@ class BusCore:
             message = "This bus is not started. Use `async with bus:` or `await bus.start()`."
             raise BusNotStartedError(message)
         return self.runtime
+
+    def require_open(self, what: str, frame: Frame | None = None) -> None:
+        """Raise if the bus is closed to calls from outside its own handlers.
+
+        Raises:
+            BusClosedError: It is stopping or has stopped.
+        """
+        if self.accepting:
+            return
+        if self.phase is Phase.DRAINING:
+            if self.is_inside_handler(frame):
+                return
+            message = f"Cannot {what} this bus: it is stopping, and takes work only from handlers."
+        else:
+            message = f"Cannot {what} this bus: it has stopped."
+        raise BusClosedError(message)
 
     def open_lanes(self) -> None:
         """Let all lanes work on what was published before the start."""

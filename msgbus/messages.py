@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, cast, final
 
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypeVar
 
-from msgbus.errors import MessageDefinitionError, SessionMismatchError
+from msgbus.errors import MessageDefinitionError, SessionMismatchError, WrongMessageTypeError
 from msgbus.metadata import ROOT, Metadata, Root
 
 R = TypeVar("R", default=None)
@@ -201,11 +201,37 @@ class SystemEvent(Event):
     """A fact about the bus itself; handled only by handlers that name its exact type."""
 
 
-def message_type_of(handled: Any) -> type[Message]:
+def require_command(command: object) -> None:
+    """Raise unless this is a command."""
+    if not isinstance(command, Command):
+        raise _wrong_type("execute takes a Command", command)
+
+
+def require_event(event: object) -> None:
+    """Raise unless this is an event."""
+    if not isinstance(event, Event):
+        raise _wrong_type("publish takes an Event", event)
+
+
+def _wrong_type(wanted: str, given: object) -> WrongMessageTypeError:
+    """The error for something that is not the kind of message asked for."""
+    if isinstance(given, type):
+        return WrongMessageTypeError(f"{wanted}, not the class {given.__name__}: pass an instance.")
+    shown = f"{type(given).__name__} ({given!r:.60})"
+    hint = ""
+    if isinstance(given, Event):
+        hint = " Events are published: await bus.publish(event)."
+    elif isinstance(given, Command):
+        hint = " Commands are executed: await bus.execute(command)."
+    return WrongMessageTypeError(f"{wanted}, not {shown}.{hint}")
+
+
+def message_type_of(handled: object) -> type[Message]:
     """The class of a message, or of the first in a list of them."""
-    is_list = isinstance(handled, list)
-    first: Message = handled[0] if is_list else handled
-    return type(first)
+    first: object = handled
+    if isinstance(handled, list):
+        first = cast("list[object]", handled)[0]
+    return cast("type[Message]", type(first))
 
 
 def metadata_of(message: Message) -> Metadata:

@@ -13,7 +13,7 @@ from msgbus.errors import DuplicateSessionError, SessionClosedError
 from msgbus.injection import Provider, Providers
 from msgbus.keeper import Keeper
 from msgbus.lifecycle import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
-from msgbus.messages import Command, Event, Message, R
+from msgbus.messages import Command, Event, Message, R, require_command, require_event
 from msgbus.registrar import Registrar
 from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import log
@@ -87,7 +87,7 @@ class BusSession(Registrar[Subscription]):
                 f"Leave it first, or let the bus choose an id: bus.session()."
             )
             raise DuplicateSessionError(message)
-        self._core.bus.require_open("open a session on")
+        self._core.require_open("open a session on")
         self._phase = "open"
         self._core.sessions[self.session_id] = self
         try:
@@ -234,7 +234,7 @@ class BusSession(Registrar[Subscription]):
         headers: Mapping[str, str] | None = None,
     ) -> CommandResult[R]:
         """As `bus.execute`, in this session: its own handler comes first."""
-        self.bus.require_command(command)
+        require_command(command)
         self._stamp(command, headers)
         return await self.bus.execute(command, timeout=timeout)
 
@@ -252,7 +252,7 @@ class BusSession(Registrar[Subscription]):
         at: datetime | None = None,
     ) -> PublishReceipt:
         """As `bus.publish`, in this session: its own handlers and the bus's get it."""
-        self.bus.require_event(event)
+        require_event(event)
         self._stamp(event, headers, topic)
         return await self.bus.publish(event, delay=delay, at=at)
 

@@ -1,0 +1,177 @@
+"""The command side of a bus: one handler, one result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from msgbus.context import Frame, current_frame, fix_in_frame
+from msgbus.lifecycle import CommandResultEvent, CommandStartedEvent
+from msgbus.messages import Command, R, require_command, set_meta
+from msgbus.metadata import ROOT
+from msgbus.middleware.chain import not_awaited
+from msgbus.plans import CommandPlan
+from msgbus.results import CommandResult, FailedResult, NestedResult
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.stats import Durations
+from msgbus.timeouts import within
+
+if TYPE_CHECKING:
+    from msgbus.core import BusCore
+
+new: Final = object.__new__
+FOLD_AT: Final = Durations.FOLD_AT
+
+
+class CommandSide:
+    """`execute` and `call`, as part of `MessageBus`."""
+
+    _core: BusCore
+
+    def _open_command_side(self) -> None:
+        # Shortcuts for the hot path.
+        self._now: Callable[[], float] = self._core.clock.now
+        self._commands: dict[type, CommandPlan] = self._core.commands
+
+    async def execute(  # noqa: C901, PLR0912, PLR0915 (the hot path, in one piece)
+        self,
+        command: Command[R],
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> CommandResult[R]:
+        """Have the one handler of `command` handle it, and give its result.
+
+        Errors of the handler, of middleware and of time become a result with
+        `success=False`. Cancellation propagates. A nested call inherits the deadline.
+
+        Args:
+            command: What to do.
+            timeout: Seconds it may take in all.
+            headers: Text that flows with it to everything it causes.
+
+        Raises:
+            MissingHandlerError: Nobody handles such commands.
+            WrongMessageTypeError: It is no command.
+            BusClosedError: The bus is stopping or has stopped.
+        """
+        core = self._core
+        plan = self._commands.get(type(command))
+        outer = current_frame.get()
+        try:
+            fresh = command.__meta__ is None
+        except AttributeError:
+            fresh = False
+        seconds: float | None = None
+        if fresh and outer is None and plan is not None and timeout is None and not headers:
+            set_meta(command, ROOT)
+            frame = cast("CommandResult[R]", new(CommandResult))
+            frame.message = command
+            frame.owner = plan
+            frame.context = None
+        else:
+            plan, frame, seconds = self._prepare(command, outer, timeout, headers)
+        counts = plan.counts
+        counts.sent += 1
+        token = current_frame.set(frame)
+        now = self._now
+        began = now()
+        elapsed = 0.0
+        try:
+            if core.observed:
+                self._tell_started(plan, command)
+            if seconds is None:
+                value = await plan.invoke(command)
+            else:
+                value = await within(plan.invoke, command, seconds, plan.name, core.clock)
+            if type(value) is CoroutineType:
+                value.close()
+                raise not_awaited(plan.name, command)
+            if frame.context is not None:
+                await core.flush(frame)
+            frame.elapsed = elapsed = now() - began
+            frame.reply = value
+        except Exception as error:
+            elapsed = now() - began
+            counts.failed += 1
+            frame = FailedResult(
+                frame, error, redact_exception(error), elapsed, self._report_unobserved
+            )
+        except BaseException:
+            elapsed = now() - began
+            counts.cancelled += 1
+            raise
+        finally:
+            current_frame.reset(token)
+            recent = counts.recent
+            recent.append(elapsed)
+            if len(recent) >= FOLD_AT:
+                counts.fold()
+            if core.settlers:
+                core.work_ended()
+        if core.observed:
+            self._tell_result(plan, command, frame)
+        return frame
+
+    async def call(self, command: Command[R], *, timeout: float | None = None) -> R:
+        """As `execute`, but gives the value or raises the handler's own exception."""
+        return (await self.execute(command, timeout=timeout)).unwrap()
+
+    def _prepare(
+        self,
+        command: Command[Any],
+        outer: Frame | None,
+        timeout: float | None,
+        headers: Mapping[str, str] | None,
+    ) -> tuple[CommandPlan, CommandResult[Any], float | None]:
+        """Everything that a plain command from outside does not need."""
+        require_command(command)
+        self._core.require_open("execute a command on", outer)
+        meta = fix_in_frame(command, outer, headers=headers)
+        session = self._core.sessions.get(meta.session_id) if meta.session_id else None
+        plan = self._core.command_plan(type(command), session)
+        deadline: float | None = None if outer is None else outer.deadline
+        if timeout is not None:
+            now = self._now()
+            deadline = now + timeout if deadline is None else min(deadline, now + timeout)
+            timeout = deadline - now
+        return plan, NestedResult(command, plan, deadline, outer), timeout
+
+    def _report_unobserved(self, result: FailedResult[Any]) -> None:
+        log.error(
+            "command_failed_unobserved",
+            bus=self._core.config.name,
+            handler=result.metadata["handler"],
+            command_id=result.command_id,
+            error=result.error,
+        )
+
+    def _tell_started(self, plan: CommandPlan, command: Command[Any]) -> None:
+        self._core.lifecycle.tell(
+            CommandStartedEvent,
+            command,
+            lambda: CommandStartedEvent(
+                command_type=type(command).__name__,
+                command_id=command.message_id,
+                handler=plan.name,
+            ),
+        )
+
+    def _tell_result(
+        self, plan: CommandPlan, command: Command[Any], result: CommandResult[Any]
+    ) -> None:
+        failed = result if isinstance(result, FailedResult) else None
+        self._core.lifecycle.tell(
+            CommandResultEvent,
+            command,
+            lambda: CommandResultEvent(
+                command_type=type(command).__name__,
+                command_id=command.message_id,
+                handler=plan.name,
+                success=failed is None,
+                error=None if failed is None else failed.peek_error(),
+                duration=result.duration,
+            ),
+        )

@@ -1,0 +1,209 @@
+"""The event side of a bus: into the queues of all handlers, or none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import anyio.lowlevel
+
+from msgbus.admission import admit_event
+from msgbus.context import Frame, current_frame, fix_in_frame
+from msgbus.core import Phase
+from msgbus.errors import QueueFullError
+from msgbus.filters import FilterLike, filter_name, passes
+from msgbus.lifecycle import EventRefusedEvent
+from msgbus.messages import Event, metadata_of, require_event, set_meta
+from msgbus.metadata import ROOT
+from msgbus.plans import EventPlan
+from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary
+from msgbus.schedule import Schedule
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
+
+if TYPE_CHECKING:
+    from msgbus.core import BusCore
+
+
+class EventSide:
+    """`publish` and `publish_many`, as part of `MessageBus`."""
+
+    _core: BusCore
+
+    def _open_event_side(self) -> None:
+        # Shortcut for the hot path.
+        self._events: dict[type, EventPlan] = self._core.events
+        self._filters: list[FilterLike] = []
+        self._schedule = Schedule(self._core.clock, self._publish_due)
+
+    async def publish(  # noqa: C901 (the hot path, in one piece)
+        self,
+        event: Event,
+        *,
+        headers: Mapping[str, str] | None = None,
+        topic: str | None = None,
+        delay: float | None = None,
+        at: datetime | None = None,
+    ) -> PublishReceipt:
+        """Put `event` into the queue of each of its handlers; they run later.
+
+        If a queue is full, what happens is that queue's strategy; by default this waits,
+        so a slow handler slows its publishers. A cancelled wait has published nothing.
+        Inside an event handler it never waits. Before `start` events are kept.
+
+        Args:
+            event: What happened.
+            headers: Text that flows with it to everything it causes.
+            topic: The topic to publish under, instead of the class's own.
+            delay: Seconds to wait before it is published; the receipt can cancel it.
+            at: The time at which to publish it; must know its time zone.
+
+        Raises:
+            WrongMessageTypeError: It is no event.
+            BusClosedError: The bus is stopping or has stopped.
+            QueueFullError: A queue is full and waiting is impossible: in a handler whose
+                overflow is used up, or before `start`.
+        """
+        plan = self._events.get(type(event))
+        outer = current_frame.get()
+        try:
+            fresh = event.__meta__ is None
+        except AttributeError:
+            fresh = False
+        if fresh and outer is None and plan is not None and not headers and topic is None:
+            set_meta(event, ROOT)
+        else:
+            plan = self._prepare_event(event, outer, headers, topic)
+        if delay is not None or at is not None:
+            return self._schedule_event(event, plan, delay, at)
+        if self._filters:
+            refused = await self._ask_filters(event, plan)
+            return refused or await self._admit(event, plan, outer)
+        queues = plan.queues
+        for queue in queues:
+            if queue.waiting or len(queue.items) >= queue.fast_size:
+                return await self._admit(event, plan, outer)
+        if plan.is_gated:
+            return await self._admit(event, plan, outer)
+        # The common case, in place: room everywhere. Each turn is the same as `queue.push`.
+        plan.admitted += 1
+        for queue in queues:
+            queue.items.append(event)
+            if queue.sleepers:
+                queue.sleepers.pop().wake()
+            elif queue.on_work is not None:
+                queue.on_work()
+        return plan.receipt
+
+    async def publish_many(
+        self, events: Iterable[Event] | AsyncIterable[Event], *, chunk: int = 1000
+    ) -> PublishSummary:
+        """Publish all `events`, giving other tasks a turn after each `chunk`.
+
+        Raises:
+            WrongMessageTypeError: One is no event; those before it are published.
+        """
+        if chunk < 1:
+            message = f"chunk must be at least 1, not {chunk}."
+            raise ValueError(message)
+        summary = PublishSummary()
+        if isinstance(events, AsyncIterable):
+            async for event in events:
+                summary.add(await self.publish(event))
+            return summary
+        for number, event in enumerate(events, 1):
+            summary.add(await self.publish(event))
+            if number % chunk == 0:
+                await anyio.lowlevel.checkpoint()
+        return summary
+
+    def _prepare_event(
+        self,
+        event: Event,
+        outer: Frame | None,
+        headers: Mapping[str, str] | None,
+        topic: str | None,
+    ) -> EventPlan:
+        """Everything that a plain event from outside does not need."""
+        require_event(event)
+        self._core.require_open("publish on", outer)
+        meta = fix_in_frame(event, outer, headers=headers, topic=topic)
+        session = self._core.sessions.get(meta.session_id) if meta.session_id else None
+        return self._core.event_plan(type(event), session)
+
+    async def _ask_filters(self, event: Event, plan: EventPlan) -> PublishReceipt | None:
+        for predicate in self._filters:
+            try:
+                wanted = await passes(predicate, event)
+            except BaseException:
+                plan.counts.rejected += 1
+                raise
+            if not wanted:
+                plan.counts.filtered += 1
+                return PublishReceipt(PublishStatus.FILTERED, reason=filter_name(predicate))
+        return None
+
+    async def _admit(self, event: Event, plan: EventPlan, outer: Frame | None) -> PublishReceipt:
+        if not plan.queues:
+            plan.count_admitted()
+            return plan.receipt
+        may_wait = outer is None or not outer.on_lane
+        if self._core.phase is Phase.NEW:
+            self._refuse_if_full(plan)
+            may_wait = False
+        return await admit_event(plan, event, self._core.clock, may_wait=may_wait)
+
+    def _refuse_if_full(self, plan: EventPlan) -> None:
+        for queue in plan.queues:
+            if queue.must_block:
+                plan.counts.rejected += 1
+                raise QueueFullError(
+                    queue.name,
+                    max_size=queue.max_size,
+                    reason="the bus is not started, so nobody would ever make room.",
+                )
+
+    def _schedule_event(
+        self, event: Event, plan: EventPlan, delay: float | None, at: datetime | None
+    ) -> PublishReceipt:
+        if delay is not None and at is not None:
+            message = "Give delay= or at=, not both."
+            raise ValueError(message)
+        if at is not None:
+            if at.tzinfo is None:
+                message = "at= must know its time zone: datetime(..., tzinfo=UTC)."
+                raise ValueError(message)
+            delay = at.astimezone(UTC).timestamp() - self._core.clock.time()
+        cancel = self._schedule.add(event, max(delay or 0.0, 0.0))
+        return PublishReceipt(PublishStatus.ACCEPTED, handlers=plan.receipt.handlers, cancel=cancel)
+
+    async def _publish_due(self, event: Event) -> None:
+        """Publish a delayed event. Nobody waits for a receipt, so a refusal is told about."""
+        core = self._core
+        try:
+            plan = self._prepare_event(event, None, None, None)
+            receipt = None
+            if self._filters:
+                receipt = await self._ask_filters(event, plan)
+            if receipt is None:
+                receipt = await admit_event(plan, event, core.clock, may_wait=False)
+            reason = "" if receipt.status is not PublishStatus.REJECTED else receipt.reason
+        except Exception as error:
+            reason = redact_exception(error)
+        if reason:
+            message_id = metadata_of(event).message_id
+            log.error(
+                "delayed_event_refused",
+                bus=core.config.name,
+                message_type=type(event).__name__,
+                message_id=message_id,
+                reason=reason,
+            )
+            core.lifecycle.tell(
+                EventRefusedEvent,
+                event,
+                lambda: EventRefusedEvent(
+                    event_type=type(event).__name__, event_id=message_id, reason=reason
+                ),
+            )
