@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgbus.queue import Waiter, admit, check_overflow, must_wait, refusing
@@ -14,13 +15,20 @@ if TYPE_CHECKING:
 
 
 async def admit_event(
-    plan: EventPlan, event: Event, clock: Clock, *, may_wait: bool
+    event: Event,
+    plan: EventPlan,
+    replan: Callable[[], EventPlan],
+    clock: Clock,
+    *,
+    may_wait: bool,
 ) -> PublishReceipt:
     """Put `event` into all its queues, by each full queue's strategy.
 
     Args:
-        plan: Where it goes.
         event: What goes there.
+        plan: Where it goes.
+        replan: Where it goes now: asked after every wait, as handlers may have come or
+            gone and the bus may have stopped.
         clock: For queues that slow their publishers.
         may_wait: False on a lane: then queues overflow instead of blocking, as a handler
             that waited for its own queue would wait for ever.
@@ -29,41 +37,35 @@ async def admit_event(
         QueueFullError: It may not wait, and the overflow is used up too.
         BusClosedError: The bus stopped while it waited.
     """
-    queues = plan.queues
-    if may_wait:
-        await _slow_down(plan, clock)
-    full = refusing(queues)
-    if full is not None:
-        return reject(plan, f"the queue of {full.name} is full ({full.max_size} events)")
-    if not may_wait:
-        try:
-            check_overflow(queues)
-        except Exception:
-            plan.counts.rejected += 1
-            raise
-        return _admit(plan, event)
-    if must_wait(queues):
-        return await _wait_and_admit(plan, event)
-    return _admit(plan, event)
-
-
-async def _wait_and_admit(plan: EventPlan, event: Event) -> PublishReceipt:
-    waiter = Waiter(plan.queues)
-    admitted = False
     try:
-        await waiter.wait()
-        full = refusing(plan.queues)
-        admitted = True
-        if full is not None:
-            return reject(plan, f"the queue of {full.name} is full ({full.max_size} events)")
-        return _admit(plan, event)
-    finally:
-        if not admitted:
-            plan.counts.rejected += 1  # cancelled, or the bus stopped: nothing was published
-        waiter.leave()
+        if may_wait:
+            delay = _pace(plan)
+            if delay > 0:
+                await clock.sleep(delay)
+                plan = replan()
+        while may_wait and must_wait(plan.queues) and refusing(plan.queues) is None:
+            waiter = Waiter(plan.queues)
+            try:
+                await waiter.wait()
+                plan, waited_for = replan(), plan
+                if plan.queues == waited_for.queues:
+                    return _admit_or_reject(event, plan)
+            finally:
+                waiter.leave()
+        if not may_wait and refusing(plan.queues) is None:
+            check_overflow(plan.queues)
+    except BaseException:
+        plan.counts.rejected += 1  # cancelled, full or closed: nothing was published
+        raise
+    return _admit_or_reject(event, plan)
 
 
-def _admit(plan: EventPlan, event: Event) -> PublishReceipt:
+def _admit_or_reject(event: Event, plan: EventPlan) -> PublishReceipt:
+    full = refusing(plan.queues)
+    if full is not None:
+        plan.counts.rejected += 1
+        reason = f"the queue of {full.name} is full ({full.max_size} events)"
+        return PublishReceipt(PublishStatus.REJECTED, reason=reason)
     plan.count_admitted()
     dropped = admit(plan.queues, plan.items(event))
     if not dropped:
@@ -71,20 +73,13 @@ def _admit(plan: EventPlan, event: Event) -> PublishReceipt:
     return PublishReceipt(PublishStatus.DROPPED, handlers=plan.receipt.handlers, dropped=dropped)
 
 
-def reject(plan: EventPlan, reason: str) -> PublishReceipt:
-    """Refuse an event, and count it."""
-    plan.counts.rejected += 1
-    return PublishReceipt(PublishStatus.REJECTED, reason=reason)
-
-
-async def _slow_down(plan: EventPlan, clock: Clock) -> None:
-    delay = 0.0
-    for queue in plan.queues:
-        if queue.pace is not None:
-            delay = max(delay, queue.pace.delay(len(queue.items) / queue.max_size))
-    if delay > 0:
-        try:
-            await clock.sleep(delay)
-        except BaseException:
-            plan.counts.rejected += 1
-            raise
+def _pace(plan: EventPlan) -> float:
+    """How long its queues want this publisher to wait, so that they do not fill up."""
+    return max(
+        (
+            queue.pace.delay(len(queue.items) / queue.max_size)
+            for queue in plan.queues
+            if queue.pace is not None
+        ),
+        default=0.0,
+    )

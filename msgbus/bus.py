@@ -28,7 +28,7 @@ from msgbus.registrations import Registration
 from msgbus.registry import HandlerRegistry, IRegistry
 from msgbus.runtime import current_runtime
 from msgbus.session import BusSession
-from msgbus.shutdown import drain
+from msgbus.shutdown import drain, end, workers_gone
 from msgbus.snapshot import snapshot
 from msgbus.streams import EventStream
 from msgbus.subscription import Subscription
@@ -137,8 +137,7 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
     # -- setting it up ---------------------------------------------------------------------
 
     def _register(self, registration: Registration, *, replace: bool = False) -> Subscription:
-        self._core.registry.add(registration, replace=replace)
-        return Subscription(self._core, registration, None)
+        return self._core.subscribe(registration, replace=replace)
 
     def include(self, registry: HandlerRegistry) -> None:
         """Register everything in `registry`, now and whatever it gets later."""
@@ -267,13 +266,17 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         core.accepting = False
         core.phase = Phase.DRAINING
         core.refresh()
-        scheduled = self._schedule.close()
+        self._schedule.close()
         try:
-            self._report = await drain(core, timeout, scheduled)
+            await drain(core, timeout)
+        finally:
+            # Also when this call is cancelled: then at once, and the next call reports it.
+            self._report = end(core, self._schedule.hand_back())
+        try:
+            await workers_gone(core)
             for failure in await self._keeper.close():
                 log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
         finally:
-            core.phase = Phase.STOPPED
             self._stopped.set()
         return self._report
 

@@ -121,7 +121,7 @@ class VirtualClock:
             self._now = max(self._now, due)
             fire()
             await self._let_tasks_run()
-        self._now = target
+        self._now = max(self._now, target)  # another task may have advanced it further
         await self._let_tasks_run()
 
     async def _let_tasks_run(self) -> None:

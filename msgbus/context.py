@@ -7,13 +7,23 @@ the `Context` around one is made only for handlers that ask.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, final
 
-from msgbus.messages import Command, Event, Message, R, fix, metadata_of, peek, require_event
+from msgbus.messages import (
+    Command,
+    Event,
+    Message,
+    R,
+    SystemEvent,
+    fix,
+    metadata_of,
+    peek,
+    require_event,
+)
 from msgbus.metadata import Metadata, Root
 
 if TYPE_CHECKING:
@@ -118,13 +128,20 @@ def fix_in_frame(
     In a batch handler there is no one cause; correlation, session and headers are taken
     over only where all events of the list agree.
     """
+    context = None if frame is None else frame.context
+    if context is not None and context.outgoing is not None:
+        sent = peek(message)
+        if sent is None or not sent.fixed:
+            headers = {**context.outgoing(), **(headers or {})}
     events = None if frame is None else frame.events
     if events is None:
         parent = None if frame is None else frame.message
         return fix(message, parent, session_id=session_id, headers=headers, topic=topic)
     already = peek(message)
     if already is None or not already.fixed:
-        metadata_of(message).share([metadata_of(event) for event in events])
+        meta = metadata_of(message)
+        meta.share([metadata_of(event) for event in events])
+        meta.from_system |= any(isinstance(event, SystemEvent) for event in events)
     return fix(message, None, session_id=session_id, headers=headers, topic=topic)
 
 
@@ -132,11 +149,14 @@ def fix_in_frame(
 class Context:
     """One handling of one message. Ask for it with a parameter annotated `Context`."""
 
-    __slots__ = ("_frame", "emitted")
+    __slots__ = ("_frame", "emitted", "outgoing")
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
         self.emitted: list[Event] = []
+        self.outgoing: Callable[[], Mapping[str, str]] | None = None
+        """For middleware: asked at each new message sent from here, for headers to put over
+        those it inherits. The message at hand keeps its own."""
 
     @property
     def message(self) -> Message:
@@ -184,6 +204,10 @@ class Context:
         Works in sync handlers too.
         """
         require_event(event)
+        # Its cause is fixed now: in a batch handler it depends on where this is called.
+        frame = current_frame.get()
+        mine = frame is not None and frame.context is self
+        fix_in_frame(event, frame if mine else self._frame)
         self.emitted.append(event)
 
     async def publish(
@@ -225,13 +249,10 @@ class Context:
         """In a batch handler: what is sent inside is caused by this one event."""
         frame = _NarrowedFrame(event, self._frame, self)
         token = current_frame.set(frame)
-        first = len(self.emitted)
         try:
             yield
         finally:
             current_frame.reset(token)
-            for emitted in self.emitted[first:]:
-                fix_in_frame(emitted, frame)
 
     @contextmanager
     def _current(self) -> Generator[None]:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, final
-
-import anyio
 
 from msgbus.context import Frame, context_of, current_frame
 from msgbus.errors import (
     BusClosedError,
     BusNotStartedError,
+    ConfigurationError,
     Fault,
     InsideHandlerError,
     MissingHandlerError,
-    SettleTimeoutError,
 )
 from msgbus.injection import Call, bind
 from msgbus.lanes import Lane
@@ -25,11 +21,13 @@ from msgbus.messages import Message, metadata_of
 from msgbus.middleware.chain import MiddlewareEntry, build_chain
 from msgbus.plans import CommandPlan, EventPlan
 from msgbus.queue import BoundedEventQueue
+from msgbus.quiescence import Quiescence
 from msgbus.registrations import Registration, registration_faults
 from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Ledger
+from msgbus.threads import ThreadPool
 from msgbus.timeouts import with_timeout
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ class Phase(Enum):
 
 
 @final
-class BusCore:
+class BusCore(Quiescence):
     """The shared inside of a bus. Users see `MessageBus`."""
 
     def __init__(
@@ -64,21 +62,23 @@ class BusCore:
         providers: Providers,
         clock: Clock,
     ) -> None:
+        super().__init__(clock, Ledger(config.histogram_every))
         self.bus = bus
         self.config = config
-        self.clock = clock
         self.registry = registry
         self.providers = providers
         self.middleware: list[MiddlewareEntry] = []
         self.sessions: dict[str, BusSession] = {}
-        self.ledger = Ledger(config.histogram_every)
         self.lifecycle = LifecyclePort(self)
         self.phase = Phase.NEW
         self.runtime: Runtime | None = None
         self.accepting = True
         """Whether calls from outside are taken: before and while it runs. Afterwards no plan
         is kept, so that every call goes the long way and is asked where it comes from."""
-        self.lanes: dict[Registration, Lane] = {}
+        self.lanes: dict[tuple[Registration, str | None], Lane] = {}
+        """By handler and, for those of a session, its id."""
+        self.drained_from = 0
+        """Pairs that were finished when the bus began to stop."""
         self.sessions_observe_commands = 0
         """Handlers of sessions that want to hear of commands."""
         self.streams: set[EventStream[Any]] = set()
@@ -86,11 +86,10 @@ class BusCore:
         """Grows with every change, so that sessions know when their plans are old."""
         self.commands: dict[type, CommandPlan] = {}
         self.events: dict[type, EventPlan] = {}
-        self._threads: anyio.CapacityLimiter | None = None
+        self._threads = ThreadPool(config.max_threads)
         registry.watch(self.refresh)
         self.observed = False
         """Whether somebody may want to hear of commands."""
-        self.settlers: list[anyio.Event] = []
 
     # -- plans ---------------------------------------------------------------------------
 
@@ -143,26 +142,28 @@ class BusCore:
                 self.lane_of(registration, session)
                 for registration in self.registry.event_handlers(event_type, session_id)
             ]
-            plan = EventPlan(lanes, self.ledger.event(event_type.__name__))
+            counts = self.ledger.event(event_type.__name__)
+            plan = EventPlan(lanes, counts, is_kept=self.accepting)
             if self.accepting:
                 plans[event_type] = plan
         return plan
 
     def lane_of(self, registration: Registration, session: BusSession | None) -> Lane:
         """The handler's lane, made at its first event; open if the bus runs."""
-        lane = self.lanes.get(registration)
+        own = session if session is not None and session.owns(registration) else None
+        session_id = None if own is None else own.session_id
+        lane = self.lanes.get((registration, session_id))
         if lane is None:
-            own = session if session is not None and session.owns(registration) else None
             queue = BoundedEventQueue(
                 registration.name,
                 registration.queue or self.config.queue,
                 self.clock,
                 self.ledger.lane(registration.name, registration.message_type.__name__),
             )
-            session_id = None if own is None else own.session_id
-            lane = self.lanes[registration] = Lane(self, registration, queue, session_id)
+            lane = Lane(self, registration, queue, session_id)
             if self.runtime is not None:
                 lane.open(self.chain(registration, own))
+            self.lanes[registration, session_id] = lane
         return lane
 
     def chain(self, registration: Registration, session: BusSession | None) -> Call:
@@ -174,7 +175,7 @@ class BusCore:
             session.providers if session is not None and owns else self.providers,
             name=registration.name,
             inline=registration.inline,
-            limiter=self.threads,
+            threads=self._threads,
         )
         return self.bus.assemble(registration, call)
 
@@ -195,15 +196,21 @@ class BusCore:
             return call
         return with_timeout(call, registration.timeout, registration.name, self.clock)
 
-    def threads(self) -> anyio.CapacityLimiter:
-        """The bound on sync handlers that run at the same time."""
-        if self._threads is None:
-            self._threads = anyio.CapacityLimiter(self.config.max_threads)
-        return self._threads
+    def subscribe(
+        self, registration: Registration, session_id: str | None = None, *, replace: bool = False
+    ) -> Subscription:
+        """Register a handler and give its handle.
 
-    def subscribe(self, registration: Registration, session_id: str | None = None) -> Subscription:
-        """Register an event handler and give its handle."""
-        self.registry.add(registration, session_id)
+        Raises:
+            ConfigurationError: The bus runs, and the handler asks for what nobody provides.
+        """
+        if self.phase is Phase.RUNNING:
+            session = None if session_id is None else self.sessions.get(session_id)
+            providers = self.providers if session is None else session.providers
+            faults = providers.faults(registration.name, registration.signature.dependencies)
+            if faults:
+                raise ConfigurationError(faults=faults)
+        self.registry.add(registration, session_id, replace=replace)
         return Subscription(self, registration, session_id)
 
     # -- life ----------------------------------------------------------------------------
@@ -237,38 +244,9 @@ class BusCore:
 
     def open_lanes(self) -> None:
         """Let all lanes work on what was published before the start."""
-        for registration, lane in list(self.lanes.items()):
-            session = self.sessions.get(lane.session_id or "")
+        for (registration, session_id), lane in list(self.lanes.items()):
+            session = None if session_id is None else self.sessions.get(session_id)
             lane.open(self.chain(registration, session))
-
-    async def retire(
-        self,
-        lanes: Sequence[Lane],
-        timeout: float | None,
-        unregister: Callable[[], None] = lambda: None,
-    ) -> int:
-        """Empty lanes and end them; how many events could not be finished in time.
-
-        A lane whose own handler asks for this is not waited for: its queue is given up.
-        """
-        own = self._lanes_we_are_on()
-        others = [lane for lane in lanes if lane not in own]
-        with suppress(SettleTimeoutError):
-            await self.settle(lambda: others, timeout, commands=False)
-        unregister()
-        abandoned = 0
-        for lane in lanes:
-            abandoned += len(lane.abandon_queue()) if lane in own else lane.end()[0]
-            self.lanes.pop(lane.registration, None)
-        return abandoned
-
-    def _lanes_we_are_on(self) -> list[object]:
-        frame = current_frame.get()
-        owners: list[object] = []
-        while frame is not None:
-            owners.append(frame.owner)
-            frame = frame.parent
-        return owners
 
     def faults(self) -> list[Fault]:
         """Everything that is wrong with the set-up."""
@@ -280,75 +258,6 @@ class BusCore:
             found += providers.faults(registration.name, registration.signature.dependencies)
             registrations.append(registration)
         return found + registration_faults(registrations)
-
-    # -- quiescence ----------------------------------------------------------------------
-
-    @property
-    def hurry(self) -> bool:
-        """Whether somebody waits for all work to be done."""
-        return bool(self.settlers)
-
-    def work_ended(self) -> None:
-        """Something finished: let those who wait for quiescence look again."""
-        if self.settlers:
-            settlers, self.settlers = self.settlers, []
-            for settler in settlers:
-                settler.set()
-
-    def busy(self, lanes: Iterable[Lane], *, commands: bool) -> list[str]:
-        """What still runs."""
-        names = [
-            f"{lane.name} ({len(lane.queue.items)} queued, {lane.in_hand} running"
-            f"{', paused' if lane.is_paused else ''})"
-            for lane in lanes
-            if lane.is_busy
-        ]
-        if commands:
-            names += [
-                f"{handler} ({counts.running} running)"
-                for (handler, _), counts in self.ledger.commands.items()
-                if counts.running
-            ]
-        return names
-
-    async def settle(
-        self,
-        lanes: Callable[[], Iterable[Lane]],
-        timeout: float | None,
-        *,
-        commands: bool,
-    ) -> None:
-        """Wait until none of the lanes has anything left to do.
-
-        Raises:
-            SettleTimeoutError: Something still runs after `timeout`; it is named.
-        """
-        if timeout is None:
-            await self._settle(lanes, commands=commands)
-            return
-        with self.clock.cancel_after(timeout) as scope:
-            await self._settle(lanes, commands=commands)
-        if scope.cancelled_caught:
-            raise SettleTimeoutError(self.busy(lanes(), commands=commands), seconds=timeout)
-
-    async def _settle(self, lanes: Callable[[], Iterable[Lane]], *, commands: bool) -> None:
-        while self.busy(lanes(), commands=commands):
-            settler = anyio.Event()
-            self.settlers.append(settler)
-            for lane in lanes():
-                lane.stop_lingering()
-            try:
-                await settler.wait()
-            finally:
-                if settler in self.settlers:
-                    self.settlers.remove(settler)
-
-    async def workers_gone(self) -> None:
-        """Wait until every worker has ended."""
-        while any(lane.workers for lane in self.lanes.values()):
-            settler = anyio.Event()
-            self.settlers.append(settler)
-            await settler.wait()
 
     def is_inside_handler(self, frame: Frame | None) -> bool:
         """Whether `frame` was called from a handler of this bus."""
@@ -362,9 +271,8 @@ class BusCore:
         """Raise if the caller is a handler of this bus, which would wait for itself."""
         if self.is_inside_handler(current_frame.get()):
             message = (
-                f"{what} was called inside a handler of the same bus and would wait for that "
-                f"handler to end. Call it from outside, or from a task that the handler does "
-                f"not wait for."
+                f"{what} was called inside a handler of the same bus, or in a task that one "
+                f"started, and would wait for that handler to end. Call it from outside."
             )
             raise InsideHandlerError(message)
 
@@ -373,9 +281,14 @@ class BusCore:
     async def flush(self, frame: Frame) -> None:
         """Publish what a handler emitted, now that it has succeeded."""
         emitted = context_of(frame).emitted
+        errors: list[Exception] = []
         while emitted:
             event = emitted.pop(0)
-            receipt = await self.bus.publish(event)
+            try:
+                receipt = await self.bus.publish(event)
+            except Exception as error:
+                errors.append(error)  # those behind it are published all the same
+                continue
             if not receipt.accepted:
                 log.warning(
                     "emitted_event_refused",
@@ -385,6 +298,11 @@ class BusCore:
                     status=receipt.status.value,
                     reason=receipt.reason,
                 )
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            message = f"{len(errors)} events that {frame.owner.name} emitted were not published"
+            raise ExceptionGroup(message, errors)
 
     def event_failed(self, lane: Lane, message: Any, error: BaseException) -> None:
         """Say that a handler failed: in the log, and as an event if somebody listens."""

@@ -75,7 +75,7 @@ class ConfigurationError(MsgBusError):
         self.faults = tuple(faults)
         lines = [message] if message else []
         if self.faults:
-            lines.append(f"The bus cannot start: {len(self.faults)} fault(s).")
+            lines.append(f"The set-up of the bus has {len(self.faults)} fault(s):")
             lines += [f"  {number}. {fault}" for number, fault in enumerate(self.faults, 1)]
         super().__init__("\n".join(lines))
 

@@ -11,10 +11,10 @@ import anyio.lowlevel
 from msgbus.admission import admit_event
 from msgbus.context import Frame, current_frame, fix_in_frame
 from msgbus.core import Phase
-from msgbus.errors import QueueFullError
+from msgbus.errors import BusClosedError, QueueFullError, WrongMessageTypeError
 from msgbus.filters import FilterLike, filter_name, passes
 from msgbus.lifecycle import EventRefusedEvent
-from msgbus.messages import Event, metadata_of, require_event, set_meta
+from msgbus.messages import Event, Message, metadata_of, require_event, set_meta
 from msgbus.metadata import ROOT
 from msgbus.plans import EventPlan
 from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary
@@ -78,17 +78,15 @@ class EventSide:
         if delay is not None or at is not None:
             return self._schedule_event(event, plan, delay, at)
         if self._filters:
-            refused = await self._ask_filters(event, plan)
-            return refused or await self._admit(event, plan, outer)
-        queues = plan.queues
-        for queue in queues:
+            return await self._filter_and_admit(event, plan, outer)
+        if not plan.is_plain:
+            return await self._admit(event, plan, outer)
+        for queue in plan.queues:
             if queue.waiting or len(queue.items) >= queue.fast_size:
                 return await self._admit(event, plan, outer)
-        if plan.is_gated:
-            return await self._admit(event, plan, outer)
         # The common case, in place: room everywhere. Each turn is the same as `queue.push`.
         plan.admitted += 1
-        for queue in queues:
+        for queue in plan.queues:
             queue.items.append(event)
             if queue.sleepers:
                 queue.sleepers.pop().wake()
@@ -107,15 +105,23 @@ class EventSide:
         if chunk < 1:
             message = f"chunk must be at least 1, not {chunk}."
             raise ValueError(message)
+        if isinstance(events, Message):
+            # A model is iterable, over its fields: without this it would publish nothing.
+            message = f"publish_many takes many events; publish one {type(events).__name__} with "
+            raise WrongMessageTypeError(message + "bus.publish(event).")
         summary = PublishSummary()
+
+        async def publish_next(event: Event) -> None:
+            summary.add(await self.publish(event))
+            if summary.published % chunk == 0:
+                await anyio.lowlevel.checkpoint()
+
         if isinstance(events, AsyncIterable):
             async for event in events:
-                summary.add(await self.publish(event))
-            return summary
-        for number, event in enumerate(events, 1):
-            summary.add(await self.publish(event))
-            if number % chunk == 0:
-                await anyio.lowlevel.checkpoint()
+                await publish_next(event)
+        else:
+            for event in events:
+                await publish_next(event)
         return summary
 
     def _prepare_event(
@@ -132,6 +138,20 @@ class EventSide:
         session = self._core.sessions.get(meta.session_id) if meta.session_id else None
         return self._core.event_plan(type(event), session)
 
+    async def _filter_and_admit(
+        self, event: Event, plan: EventPlan, outer: Frame | None
+    ) -> PublishReceipt:
+        refused = await self._ask_filters(event, plan)
+        if refused is not None:
+            return refused
+        # A filter may have awaited: handlers may have come or gone, the bus may have stopped.
+        try:
+            plan = self._prepare_event(event, outer, None, None)
+        except BusClosedError:
+            plan.counts.rejected += 1
+            raise
+        return await self._admit(event, plan, outer)
+
     async def _ask_filters(self, event: Event, plan: EventPlan) -> PublishReceipt | None:
         for predicate in self._filters:
             try:
@@ -145,14 +165,22 @@ class EventSide:
         return None
 
     async def _admit(self, event: Event, plan: EventPlan, outer: Frame | None) -> PublishReceipt:
-        if not plan.queues:
-            plan.count_admitted()
-            return plan.receipt
         may_wait = outer is None or not outer.on_lane
         if self._core.phase is Phase.NEW:
             self._refuse_if_full(plan)
             may_wait = False
-        return await admit_event(plan, event, self._core.clock, may_wait=may_wait)
+
+        def replan() -> EventPlan:
+            return self._prepare_event(event, outer, None, None)
+
+        if not may_wait:
+            return await admit_event(event, plan, replan, self._core.clock, may_wait=False)
+        self._core.waiting_publishers += 1
+        try:
+            return await admit_event(event, plan, replan, self._core.clock, may_wait=True)
+        finally:
+            self._core.waiting_publishers -= 1
+            self._core.work_ended()
 
     def _refuse_if_full(self, plan: EventPlan) -> None:
         for queue in plan.queues:
@@ -183,11 +211,13 @@ class EventSide:
         core = self._core
         try:
             plan = self._prepare_event(event, None, None, None)
-            receipt = None
-            if self._filters:
-                receipt = await self._ask_filters(event, plan)
+            receipt = await self._ask_filters(event, plan)
             if receipt is None:
-                receipt = await admit_event(plan, event, core.clock, may_wait=False)
+                # As on a lane: nobody may be kept waiting for a delayed event's room.
+                def replan() -> EventPlan:
+                    return self._prepare_event(event, None, None, None)
+
+                receipt = await admit_event(event, replan(), replan, core.clock, may_wait=False)
             reason = "" if receipt.status is not PublishStatus.REJECTED else receipt.reason
         except Exception as error:
             reason = redact_exception(error)

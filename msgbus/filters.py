@@ -142,6 +142,9 @@ class RateLimitFilter(Filter):
         if max_per_second <= 0:
             message = f"max_per_second must be above 0, not {max_per_second}."
             raise ValueError(message)
+        if burst is not None and burst < 1:
+            message = f"burst must be at least 1, or nothing would ever pass; not {burst}."
+            raise ValueError(message)
         self.max_per_second = max_per_second
         self._burst = max(1.0, max_per_second) if burst is None else burst
         self._clock = clock or SystemClock()

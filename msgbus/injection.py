@@ -15,13 +15,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, final
 
-import anyio
-import anyio.to_thread
-
 from msgbus.context import Context, context_of, current_frame
 from msgbus.errors import BusNotStartedError, Fault, MissingProviderError, SessionClosedError
 from msgbus.keeper import enter_any
 from msgbus.signatures import Dependency, Signature, handler_name, read_dependencies
+from msgbus.threads import ThreadPool
 
 if TYPE_CHECKING:
     from msgbus.keeper import Keeper
@@ -255,7 +253,7 @@ def bind(  # noqa: C901 (one decision table)
     *,
     name: str,
     inline: bool,
-    limiter: Callable[[], anyio.CapacityLimiter],
+    threads: ThreadPool,
 ) -> Call:
     """The handler as a function of the message alone, as direct as its needs allow.
 
@@ -280,7 +278,7 @@ def bind(  # noqa: C901 (one decision table)
         elif not dependency.has_default:
             fixed[dependency.parameter] = None
     function = functools.partial(handler, **fixed) if fixed else handler
-    call = function if signature.is_async else _from_sync(function, limiter, inline=inline)
+    call = function if signature.is_async else _from_sync(function, threads, inline=inline)
     if scoped or resolved:
         return _with_scope(call, signature.context_parameter, scoped, resolved, providers, name)
     if signature.context_parameter is not None:
@@ -289,20 +287,14 @@ def bind(  # noqa: C901 (one decision table)
 
 
 def _from_sync(
-    function: Callable[..., Any], limiter: Callable[[], anyio.CapacityLimiter], *, inline: bool
+    function: Callable[..., Any], threads: ThreadPool, *, inline: bool
 ) -> Callable[..., Awaitable[Any]]:
     async def call_inline(message: Any, **arguments: Any) -> Any:
         value = function(message, **arguments)
         return await value if inspect.isawaitable(value) else value
 
     async def call_in_thread(message: Any, **arguments: Any) -> Any:
-        # Abandoned on cancel: a thread cannot be stopped, and a timeout that waited for
-        # it to end by itself would not be one.
-        value = await anyio.to_thread.run_sync(
-            functools.partial(function, message, **arguments),
-            limiter=limiter(),
-            abandon_on_cancel=True,
-        )
+        value = await threads.run(functools.partial(function, message, **arguments))
         return await value if inspect.isawaitable(value) else value
 
     return call_inline if inline else call_in_thread

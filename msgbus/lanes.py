@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from msgbus.clock import Clock
     from msgbus.context import Frame
     from msgbus.injection import Call
+    from msgbus.messages import Event
     from msgbus.registrations import Registration
     from msgbus.runtime import Runtime
 
@@ -40,6 +41,10 @@ class LaneHost(Protocol):
         """A worker has nothing more to do."""
         ...
 
+    def lane_left(self, lane: Lane) -> None:
+        """A lane that was to leave has finished."""
+        ...
+
     def event_failed(self, lane: Lane, message: Any, error: BaseException) -> None:
         """A handler failed."""
         ...
@@ -63,6 +68,7 @@ class Lane:
         "invoke",
         "is_closing",
         "is_dead",
+        "is_leaving",
         "is_paused",
         "name",
         "queue",
@@ -92,6 +98,8 @@ class Lane:
         """Its workers end once the queue is empty."""
         self.is_dead = False
         """Was given up: what still runs no longer counts."""
+        self.is_leaving = False
+        """Is forgotten by the bus once its last worker has gone."""
 
     @property
     def priority(self) -> int:
@@ -113,8 +121,7 @@ class Lane:
         """Begin to work, now that the bus runs."""
         self.invoke = invoke
         self.queue.on_work = self._add_worker
-        for _ in range(min(len(self.queue.items), self.registration.concurrency)):
-            self._add_worker()
+        self.see_to_work()
 
     def _add_worker(self) -> None:
         if self.is_paused or len(self.workers) == self.registration.concurrency:
@@ -130,7 +137,34 @@ class Lane:
     def worker_ended(self, worker: Worker) -> None:
         """A worker has gone home."""
         self.workers.remove(worker)
+        if not self.is_closing:
+            # Its handler cancelled the whole task: let the next event bring a new one.
+            self.queue.on_work = self._add_worker
+        if self.is_leaving and not self.workers:
+            self.host.lane_left(self)
         self.host.work_ended()
+
+    def leave(self) -> list[Undelivered]:
+        """Give up the queue, and be forgotten once what is in hand is finished."""
+        queued = self.abandon_queue()
+        self.is_leaving = True
+        if not self.workers:
+            self.host.lane_left(self)
+        return queued
+
+    def see_to_work(self) -> None:
+        """Bring workers to what is queued, if there are too few."""
+        if self.invoke is None or self.is_closing:
+            return
+        wanted = min(len(self.queue.items), self.registration.concurrency)
+        for _ in range(len(self.workers), wanted):
+            self._add_worker()
+
+    def waits_behind(self, event: Event) -> bool:
+        """Whether it cannot go on before higher handlers are done with `event`."""
+        return any(worker.at_gate is event for worker in self.workers) or any(
+            type(item) is Gated and item.event is event for item in self.queue.items
+        )
 
     def pause(self) -> None:
         """Take no more events for now; those in hand are finished."""
@@ -140,8 +174,7 @@ class Lane:
         """Go on after `pause`."""
         self.is_paused = False
         self._wake_all()
-        if self.invoke is not None and self.queue.items and not self.workers:
-            self._add_worker()
+        self.see_to_work()
 
     def _wake_all(self) -> None:
         while self.queue.sleepers:

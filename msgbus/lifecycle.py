@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from msgbus.errors import QueueFullError
 from msgbus.messages import Message, SystemEvent, fix, peek
-from msgbus.queue import admit, check_overflow
+from msgbus.queue import admit, check_overflow, refusing
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
@@ -121,12 +121,15 @@ class LifecyclePort:
             return
         event = build()
         fix(event, about, session_id=session_id)
+        full = refusing(plan.queues)
         try:
             check_overflow(plan.queues)
-        except QueueFullError as error:
+        except QueueFullError:
+            full = plan.queues[0]
+        if full is not None:
             plan.counts.rejected += 1
             log.warning(
-                "lifecycle_event_refused", message_type=event_type.__name__, reason=str(error)
+                "lifecycle_event_refused", message_type=event_type.__name__, handler=full.name
             )
             return
         plan.count_admitted()

@@ -37,9 +37,9 @@ class CommandPlan:
 class EventPlan:
     """Where events of one type go."""
 
-    __slots__ = ("_counts", "_priorities", "admitted", "is_gated", "queues", "receipt")
+    __slots__ = ("_counts", "_priorities", "admitted", "is_plain", "queues", "receipt")
 
-    def __init__(self, lanes: Sequence[Lane], counts: EventCounts) -> None:
+    def __init__(self, lanes: Sequence[Lane], counts: EventCounts, *, is_kept: bool) -> None:
         self._counts = counts
         self.admitted = 0
         """Events admitted on the fast path since the last `settle_accounts`."""
@@ -47,8 +47,9 @@ class EventPlan:
         self.receipt = PublishReceipt(PublishStatus.ACCEPTED, handlers=len(lanes))
         priorities = [lane.priority for lane in lanes]
         self._priorities = priorities
-        self.is_gated = len(set(priorities)) > 1
-        """Whether its handlers have different priorities."""
+        self.is_plain = is_kept and len(set(priorities)) <= 1
+        """Whether events are simply appended: all handlers have one priority, and the plan
+        is kept, so that what it counts is brought in later."""
 
     @property
     def counts(self) -> EventCounts:
@@ -69,6 +70,6 @@ class EventPlan:
 
     def items(self, event: Event) -> Sequence[Event | Gated]:
         """The event as it goes into each queue: behind gates if priorities differ."""
-        if not self.is_gated:
+        if len(set(self._priorities)) <= 1:
             return (event,) * len(self.queues)
         return gate_by_priority(event, self._priorities)

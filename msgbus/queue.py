@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import anyio
 
 from msgbus.config import BackpressureStrategy, QueueConfig
-from msgbus.errors import BusClosedError, QueueFullError
+from msgbus.errors import QueueFullError
 from msgbus.messages import Event
 from msgbus.receipts import Undelivered
 from msgbus.telemetry.stats import LaneCounts
@@ -162,32 +162,22 @@ class Waiter:
     def __init__(self, queues: Sequence[BoundedEventQueue]) -> None:
         # Joining all lines in one step gives all of them the same order of waiters, so
         # the first of all waiters is first everywhere and no two wait for each other.
-        self._queues = queues
+        # Queues that drop or refuse have no line: nobody waits for them.
+        self._queues = [queue for queue in queues if queue.strategy in WAITING_STRATEGIES]
         self._gave_up = False
         self.turn = anyio.Event()
-        for queue in queues:
+        for queue in self._queues:
             queue.waiting.append(self)
 
     def may_go(self) -> bool:
         """Whether it is first in all its lines and there is room in all of them."""
-        return all(
-            queue.waiting[0] is self
-            and (queue.has_room or queue.strategy is BackpressureStrategy.DROP_OLDEST)
-            for queue in self._queues
-        )
+        return all(queue.waiting[0] is self and queue.has_room for queue in self._queues)
 
     async def wait(self) -> None:
-        """Return when it is its turn; it must then `leave` without awaiting.
-
-        Raises:
-            BusClosedError: The queue went away; nothing was published.
-        """
+        """Return when it is its turn, or a queue went away; then `leave` without awaiting."""
         while not self._gave_up and not self.may_go():
             self.turn = anyio.Event()
             await self.turn.wait()
-        if self._gave_up:
-            message = "The bus stopped while this publish was waiting for room."
-            raise BusClosedError(message)
 
     def leave(self) -> None:
         """Step out of all lines, admitted or not, and let the next one look."""
@@ -270,6 +260,8 @@ def check_overflow(queues: Sequence[BoundedEventQueue]) -> None:
         QueueFullError: Nothing was admitted anywhere.
     """
     for queue in queues:
+        if queue.strategy is BackpressureStrategy.DROP_OLDEST:
+            continue
         if len(queue.items) >= queue.max_size + queue.max_overflow:
             raise QueueFullError(
                 queue.name,

@@ -81,6 +81,16 @@ class OnDecorator(Protocol[E]):
         ...
 
 
+class OnListDecorator(Protocol[E]):
+    """Takes a handler of lists of such events and gives it back unchanged."""
+
+    def __call__(
+        self, handler: Callable[Concatenate[list[E], P], T_co], /
+    ) -> Callable[Concatenate[list[E], P], T_co]:
+        """Register the handler."""
+        ...
+
+
 class Registrar(ABC, Generic[T_co]):
     """Registration by call and by decorator; where it ends up is the subclass's business."""
 
@@ -227,7 +237,7 @@ class Registrar(ABC, Generic[T_co]):
     @overload
     def on(
         self, event_type: type[E], *, batch: Literal[True], **options: Unpack[EventOptions]
-    ) -> Callable[[Callable[Concatenate[list[E], P], T_co]], Callable[..., T_co]]: ...
+    ) -> OnListDecorator[E]: ...
     @overload
     def on(
         self, event_type: str, *, batch: bool = False, **options: Unpack[EventOptions]

@@ -12,6 +12,7 @@ import contextvars
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar, final
 
 import anyio.lowlevel
@@ -66,6 +67,13 @@ class Runtime(Protocol):
 
     def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run `function` on the loop from another thread and wait for its result."""
+        ...
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Run `callback` on the loop, soon; may be called from any thread.
+
+        Does nothing if the loop has ended.
+        """
         ...
 
 
@@ -149,6 +157,10 @@ class _AsyncioRuntime:
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
+
 
 @final
 class _TrioWaker:
@@ -198,12 +210,21 @@ class _TrioRuntime:
         await anyio.lowlevel.checkpoint()
 
     def is_ending(self, error: BaseException) -> bool:
-        # Trio's Cancelled comes from a scope around this task: there is no other way.
-        del error
-        return True
+        import trio
+
+        # A handler may keep a Cancelled of a scope of its own and raise it later. Only if a
+        # scope around this task is cancelled, the task itself is to end.
+        is_cancel = isinstance(error, trio.Cancelled)
+        return not is_cancel or trio.current_effective_deadline() == float("-inf")
 
     def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
         import trio
 
         refuse_own_thread(self)
         return trio.from_thread.run(function, trio_token=self._token)
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        import trio
+
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(callback)

@@ -37,6 +37,7 @@ class Schedule:
         self._heap: list[_Entry] = []
         self._order = count()
         self._live = 0
+        self._delivering: _Entry | None = None
         self._runtime: Runtime | None = None
         self._task: Task | None = None
         self._waker: Waker | None = None
@@ -52,7 +53,7 @@ class Schedule:
         self._see_to_it()
 
         def cancel() -> bool:
-            if entry.event is None:
+            if entry.event is None or entry is self._delivering:
                 return False
             entry.event = None
             self._live -= 1
@@ -65,16 +66,25 @@ class Schedule:
         self._runtime = runtime
         self._see_to_it()
 
-    def close(self) -> tuple[Event, ...]:
-        """Stop delivering and hand back what was not due."""
+    def close(self) -> None:
+        """Stop delivering; what is added from now on is kept for `hand_back`."""
         self._runtime = None
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        left = tuple(entry.event for entry in sorted(self._heap) if entry.event is not None)
+
+    def hand_back(self) -> tuple[Event, ...]:
+        """What was not delivered, in the order it would have been."""
+        left: list[Event] = []
+        if self._delivering is not None:
+            self._heap.append(self._delivering)
+        for entry in sorted(self._heap):
+            if entry.event is not None:
+                left.append(entry.event)
+                entry.event = None
         self._heap.clear()
         self._live = 0
-        return left
+        return tuple(left)
 
     def _see_to_it(self) -> None:
         if self._runtime is None or not self._heap:
@@ -84,6 +94,21 @@ class Schedule:
             self._task = self._runtime.spawn(self._work, name="msgbus schedule")
         elif self._waker is not None:
             self._waker.wake()
+
+    async def _deliver_entry(self, entry: _Entry, event: Event) -> None:
+        self._delivering = entry
+        try:
+            await self._deliver(event)
+        except BaseException:
+            # Stopped in the middle of a filter: it was not published, so it goes back.
+            if entry.event is not None:
+                heappush(self._heap, entry)
+            raise
+        else:
+            entry.event = None
+            self._live -= 1
+        finally:
+            self._delivering = None
 
     async def _work(self) -> None:
         while self._heap:
@@ -97,7 +122,5 @@ class Schedule:
                     await self._waker.wait()  # type: ignore[union-attr]  # set with the task
             else:
                 heappop(self._heap)
-                event, head.event = head.event, None
-                self._live -= 1
-                await self._deliver(event)
+                await self._deliver_entry(head, head.event)
         self._task = None

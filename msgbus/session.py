@@ -149,17 +149,18 @@ class BusSession(Registrar[Subscription]):
 
     def _lanes(self) -> list[Lane]:
         lanes = self._core.lanes
-        return [lanes[one] for one in self._own if one in lanes]
+        keys = [(one, self.session_id) for one in self._own]
+        return [lanes[key] for key in keys if key in lanes]
 
     # -- handlers --------------------------------------------------------------------------
 
     def _register(self, registration: Registration, *, replace: bool = False) -> Subscription:
         self._require_open()
-        self._core.registry.add(registration, self.session_id, replace=replace)
+        subscription = self._core.subscribe(registration, self.session_id, replace=replace)
         self._own[registration] = None
         if registration.message_type in COMMAND_EVENTS:
             self._core.sessions_observe_commands += 1
-        return Subscription(self._core, registration, self.session_id)
+        return subscription
 
     def include(self, registry: HandlerRegistry) -> None:
         """Register everything in `registry` for this session."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from msgbus.core import Phase
 from msgbus.errors import SettleTimeoutError
 from msgbus.receipts import DrainReport, Undelivered
 from msgbus.telemetry.logging import log
@@ -20,17 +21,18 @@ if TYPE_CHECKING:
 _GRACE = 1.0
 
 
-async def drain(
-    core: BusCore,
-    timeout: float | None,
-    scheduled: tuple[Event, ...],
-) -> DrainReport:
-    """Let all lanes finish within `timeout`, then end them."""
-    before = _finished(core)
+async def drain(core: BusCore, timeout: float | None) -> None:
+    """Let all lanes and commands finish, for as long as `timeout`."""
+    core.drained_from = _finished(core)
     if core.runtime is not None:
         with suppress(SettleTimeoutError):
             await core.settle(lambda: list(core.lanes.values()), timeout, commands=True)
-    handled = _finished(core) - before
+
+
+def end(core: BusCore, scheduled: tuple[Event, ...]) -> DrainReport:
+    """Close the bus for good, in one step, and say what became of everything."""
+    core.phase = Phase.STOPPED
+    handled = _finished(core) - core.drained_from
     for stream in list(core.streams):
         stream.end()
     abandoned = 0
@@ -39,14 +41,6 @@ async def drain(
         count, queued = lane.end()
         abandoned += count
         leftovers += queued
-    with anyio.move_on_after(_GRACE):
-        await core.workers_gone()
-    report = DrainReport(
-        handled=handled,
-        abandoned=abandoned,
-        leftovers=tuple(leftovers),
-        scheduled=scheduled,
-    )
     if abandoned or scheduled:
         log.warning(
             "bus_stopped_with_leftovers",
@@ -55,7 +49,18 @@ async def drain(
             abandoned=abandoned,
             scheduled=len(scheduled),
         )
-    return report
+    return DrainReport(
+        handled=handled,
+        abandoned=abandoned,
+        leftovers=tuple(leftovers),
+        scheduled=scheduled,
+    )
+
+
+async def workers_gone(core: BusCore) -> None:
+    """Give cancelled handlers a moment to clean up."""
+    with anyio.move_on_after(_GRACE):
+        await core.workers_gone()
 
 
 def _finished(core: BusCore) -> int:

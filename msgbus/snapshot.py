@@ -88,7 +88,7 @@ def _handlers(core: BusCore) -> dict[str, EventHandlerStats]:
         stats[names[key]] = EventHandlerStats(
             handler=key[0],
             message_type=key[1],
-            handled=finished + counts.extra - counts.failed,
+            handled=counts.handled_of(finished),
             failed=counts.failed,
             filtered=counts.filtered,
             dropped=counts.dropped,

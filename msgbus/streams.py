@@ -9,7 +9,7 @@ import anyio
 
 from msgbus.errors import BusStateError
 from msgbus.messages import Event
-from msgbus.registrations import make_registration
+from msgbus.registrations import make_registration, require_event_type
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class EventStream(Generic[E]):
         return len(self._buffer)
 
     async def __aenter__(self) -> Self:
+        require_event_type(self._event_type)
         registration = make_registration(self._event_type, self._take, inline=True)
         self._subscription = self._core.subscribe(registration)
         self._core.streams.add(self)

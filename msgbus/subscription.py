@@ -38,7 +38,7 @@ class Subscription:
 
     @property
     def _lane(self) -> Lane | None:
-        return self._core.lanes.get(self._registration)
+        return self._core.lanes.get((self._registration, self._session_id))
 
     def pause(self) -> None:
         """Take no more events from the queue for now; the queue goes on filling."""
@@ -49,7 +49,9 @@ class Subscription:
         self._made_lane().resume()
 
     def _made_lane(self) -> Lane:
-        session = self._core.sessions.get(self._session_id or "")
+        session = None
+        if self._session_id is not None:
+            session = self._core.sessions.get(self._session_id)
         return self._core.lane_of(self._registration, session)
 
     async def close(self, timeout: float | None = 30.0) -> int:

@@ -28,7 +28,7 @@ set_frame = current_frame.set
 class Worker:
     """Takes events one by one."""
 
-    __slots__ = ("_lane", "_runtime", "_waker", "in_hand", "task")
+    __slots__ = ("_lane", "_runtime", "_waker", "at_gate", "in_hand", "task")
 
     task: Task
 
@@ -38,6 +38,8 @@ class Worker:
         self._waker = runtime.waker()
         self.in_hand = 0
         """Events taken from the queue and not finished."""
+        self.at_gate: Event | None = None
+        """The event that it cannot handle before others of higher priority have."""
 
     async def run(self) -> None:
         """Work until the lane is closed."""
@@ -90,7 +92,8 @@ class Worker:
             set_frame(frame)
             try:
                 if predicate is not None and not await passes(predicate, event):
-                    counts.filtered += 1
+                    if not lane.is_dead:
+                        counts.filtered += 1
                     continue
                 value = await invoke(event)
                 if value is not None and type(value) is CoroutineType:
@@ -118,6 +121,7 @@ class Worker:
     async def _pass_gate(self, gated: Gated) -> None:
         if gated.gate is None:
             return
+        self.at_gate = gated.event
         try:
             await gated.gate.wait()
         except BaseException:
@@ -126,6 +130,8 @@ class Worker:
             self.in_hand = 0
             gated.done()
             raise
+        finally:
+            self.at_gate = None
 
     def _interrupted(self, message: Any, error: BaseException, count: int) -> None:
         """A handler was cancelled: by itself, which fails its event, or with this worker."""
@@ -147,6 +153,7 @@ class ListWorker(Worker):
     async def take_turn(self) -> None:
         """Handle one list of up to `batch_size` events."""
         lane = self._lane
+        counts = lane.queue.counts
         taken = await self._collect()
         began = lane.host.clock.now()
         try:
@@ -159,8 +166,7 @@ class ListWorker(Worker):
                 if isinstance(item, Gated):
                     item.done()
         if events and not lane.is_dead:
-            counts = lane.queue.counts
-            counts.extra += len(events) - 1
+            counts.lists += 1
             counts.recent.append(lane.host.clock.now() - began)
             if len(counts.recent) >= FOLD_AT:
                 counts.fold()
@@ -172,22 +178,34 @@ class ListWorker(Worker):
         taken: list[Event | Gated] = []
         until = lane.host.clock.now() + queue.linger
         while True:
-            while queue.items and len(taken) < queue.batch_size:
-                head = queue.items[0]
-                gate = head.gate if type(head) is Gated else None
-                if gate is not None and gate.remaining:
-                    if taken:
-                        return taken
-                    await gate.wait()
-                    continue
-                taken.append(queue.items.popleft())
-                self.in_hand += 1
-                queue.made_room()
+            if not await self._take_open(taken):
+                return taken
             left = until - lane.host.clock.now()
             full = len(taken) >= queue.batch_size
-            if full or left <= 0 or lane.host.hurry or lane.is_closing:
+            in_haste = lane.host.hurry or lane.is_closing or lane.is_paused
+            if full or left <= 0 or in_haste:
                 return taken
             await self._linger(left, taken)
+
+    async def _take_open(self, taken: list[Event | Gated]) -> bool:
+        """Take events up to the first that is behind a gate; false if there is one."""
+        queue = self._lane.queue
+        while queue.items and len(taken) < queue.batch_size and not self._lane.is_paused:
+            head = queue.items[0]
+            gate = head.gate if type(head) is Gated else None
+            if gate is not None and gate.remaining:
+                if taken:
+                    return False
+                self.at_gate = head.event
+                try:
+                    await gate.wait()
+                finally:
+                    self.at_gate = None
+                continue
+            taken.append(queue.items.popleft())
+            self.in_hand += 1
+            queue.made_room()
+        return True
 
     async def _linger(self, seconds: float, taken: list[Event | Gated]) -> None:
         sleepers = self._lane.queue.sleepers
@@ -196,12 +214,15 @@ class ListWorker(Worker):
             with self._lane.host.clock.cancel_after(seconds):
                 await self._waker.wait()
         except BaseException:
-            if not self._lane.is_dead:
-                self._lane.queue.counts.abandoned += len(taken)
+            self._abandon(len(taken))
             raise
         finally:
             if self._waker in sleepers:
                 sleepers.remove(self._waker)
+
+    def _abandon(self, count: int) -> None:
+        if not self._lane.is_dead:
+            self._lane.queue.counts.abandoned += count
 
     async def _wanted(self, taken: list[Event | Gated]) -> list[Event]:
         """The events that the handler's own filter lets through."""
@@ -213,39 +234,64 @@ class ListWorker(Worker):
         wanted: list[Event] = []
         for event in events:
             try:
-                if await passes(predicate, event):
-                    wanted.append(event)
-                else:
-                    lane.queue.counts.filtered += 1
+                passed = await passes(predicate, event)
             except Exception as error:
-                lane.failed(event, error, 1)
-                lane.queue.counts.extra += 1  # it has no share in the list's duration
+                self._finish(0, [event], error)
+                continue
+            except BaseException:
+                self._abandon(self.in_hand)
+                raise
+            if passed:
+                wanted.append(event)
+            elif not lane.is_dead:
+                lane.queue.counts.filtered += 1
+                self.in_hand -= 1
         return wanted
 
     async def _try_list(self, events: list[Event]) -> None:
         """The whole list, once more whole, then event by event, to find the bad one."""
-        if len(events) > 1:
-            for attempt in (1, 2):
-                if await self._call(events, attempt, last=False):
-                    return
+        error = await self._call(events, 1) and await self._call(events, 2)
+        if error is None:
+            self._finish(len(events), [], None)
+            return
+        if len(events) == 1:
+            self._finish(0, events, error)
+            return
         for event in events:
-            await self._call([event], 3 if len(events) > 1 else 1, last=True)
+            error = await self._call([event], 3)
+            self._finish(1 if error is None else 0, [event] if error else [], error)
 
-    async def _call(self, events: list[Event], attempt: int, *, last: bool) -> bool:
+    def _finish(self, handled: int, failed: list[Event], error: BaseException | None) -> None:
+        """Count events that this worker is done with."""
+        lane = self._lane
+        if lane.is_dead:
+            return
+        self.in_hand -= handled + len(failed)
+        lane.queue.counts.handled_in_lists += handled
+        for event in failed:
+            lane.queue.counts.failed_in_lists += 1
+            if error is not None:
+                lane.failed(event, error, 1)
+
+    async def _call(self, events: list[Event], attempt: int) -> BaseException | None:
+        """Call the handler; the error it failed with, if it did."""
         lane = self._lane
         invoke = lane.invoke
         assert invoke is not None  # noqa: S101 (workers are made only after `open`)
         frame = ListFrame(events, lane, attempt)
         set_frame(frame)
         try:
-            await invoke(events)
+            value = await invoke(events)
+            if value is not None and type(value) is CoroutineType:
+                value.close()
+                raise not_awaited(lane.name, events)
             if frame.context is not None:
                 await lane.host.flush(frame)
         except Exception as error:
-            if last:
-                lane.failed(events[0], error, len(events))
-            return False
+            return error
         except BaseException as error:
-            self._interrupted(events[0], error, len(events))
-            return True
-        return True
+            if lane.is_dead or self._runtime.is_ending(error):
+                self._abandon(self.in_hand)
+                raise
+            return error
+        return None

@@ -9,7 +9,7 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Final, final
 
@@ -95,14 +95,20 @@ class CommandCounts(Durations):
 class LaneCounts(Durations):
     """One event handler's numbers, in (event, handler) pairs.
 
-    `extra` is how many more events than durations there were: a list has one duration.
+    A single event has one duration, and so has a list; the three counters of lists tell
+    them apart.
     """
 
-    __slots__ = ("abandoned", "dropped", "extra", "failed", "filtered", "overflowed")
+    __slots__ = (
+        "abandoned", "dropped", "failed", "failed_in_lists", "filtered", "handled_in_lists",
+        "lists", "overflowed",
+    )  # fmt: skip
 
     def __init__(self, every: int = 1) -> None:
         super().__init__(every)
-        self.extra = 0
+        self.lists = 0
+        self.handled_in_lists = 0
+        self.failed_in_lists = 0
         self.failed = 0
         self.filtered = 0
         self.dropped = 0
@@ -112,7 +118,12 @@ class LaneCounts(Durations):
     @property
     def handled(self) -> int:
         """Pairs that succeeded."""
-        return self.finished + self.extra - self.failed
+        return self.handled_of(self.finished)
+
+    def handled_of(self, finished: int) -> int:
+        """Pairs that succeeded, when so many durations had been taken."""
+        singles = finished - self.lists - (self.failed - self.failed_in_lists)
+        return singles + self.handled_in_lists
 
 
 @final
@@ -292,6 +303,12 @@ class BusStats:
     scheduled: int = 0
     """Events waiting for their time."""
 
+    circuits: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The state of each circuit breaker, by name: `closed`, `half_open` or `open`."""
+
+    dead_letters: int = 0
+    """Messages that were given up on and are kept for a person to look at."""
+
     def total(self, counter: str) -> int:
         """The sum of one counter over all event handlers, as `total("handled")`."""
         return sum(int(getattr(stats, counter)) for stats in self.handlers.values())
@@ -307,6 +324,8 @@ class BusStats:
             "active_sessions": self.active_sessions,
             "registered_handlers": self.registered_handlers,
             "scheduled": self.scheduled,
+            "circuits": dict(self.circuits),
+            "dead_letters": self.dead_letters,
         }
 
 

@@ -1,0 +1,1 @@
+"""A small shop at load in the terminal: `python -m msgbus.demo`."""

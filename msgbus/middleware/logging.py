@@ -1,0 +1,103 @@
+"""One log event for every outcome."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, final
+
+from pydantic import ValidationError
+
+from msgbus.clock import Clock
+from msgbus.errors import ConfigurationError, Refusal
+from msgbus.messages import message_type_of
+from msgbus.middleware.chain import CallNext
+from msgbus.middleware.delivery import (
+    clock_at_hand,
+    current_attempt,
+    current_handler,
+    messages_in,
+)
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact, redact_exception
+
+
+@final
+class LoggingMiddleware:
+    """Logs what became of every message, and never what is in it.
+
+    | Event | Level | When |
+    |---|---|---|
+    | `message_handled` | `level` | the handler succeeded |
+    | `message_cancelled` | `level` | its caller gave up, or the bus stopped |
+    | `message_refused` | info | the handler raised a `Refusal` |
+    | `message_failed` | warning | it raised anything else |
+
+    All have the keys `message_type`, `message_id`, `handler`, `attempt` and `duration`
+    (seconds); the last two have `error`, with secrets removed.
+
+    A list for a batch handler is one outcome: the type and id are those of its first
+    event, and `count` says how many there are.
+
+    Args:
+        level: How loud success is: `"debug"` or `"info"`.
+        clock: Where durations come from; the bus's clock unless given.
+
+    Raises:
+        ConfigurationError: There is no such level.
+    """
+
+    batch: Final = True
+
+    def __init__(
+        self, *, level: Literal["debug", "info"] = "debug", clock: Clock | None = None
+    ) -> None:
+        if level not in ("debug", "info"):
+            message = f"level must be 'debug' or 'info', not {level!r}."
+            raise ConfigurationError(message)
+        self._quietly = log.debug if level == "debug" else log.info
+        self._clock = clock
+
+    async def __call__(self, message: Any, call_next: CallNext) -> Any:
+        """Call on, and log the outcome."""
+        now = clock_at_hand(self._clock).now
+        began = now()
+        try:
+            value = await call_next(message)
+        except Refusal as refusal:
+            log.info(
+                "message_refused", **_facts(message, now() - began), error=_error_text(refusal)
+            )
+            raise
+        except Exception as error:
+            log.warning(
+                "message_failed", **_facts(message, now() - began), error=_error_text(error)
+            )
+            raise
+        except BaseException:
+            self._quietly("message_cancelled", **_facts(message, now() - began))
+            raise
+        self._quietly("message_handled", **_facts(message, now() - began))
+        return value
+
+
+def _facts(handled: Any, duration: float) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "message_type": message_type_of(handled).__name__,
+        "message_id": messages_in(handled)[0].message_id,
+        "handler": current_handler(),
+        "attempt": current_attempt(),
+        "duration": duration,
+    }
+    if isinstance(handled, list):
+        facts["count"] = len(messages_in(handled))
+    return facts
+
+
+def _error_text(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return redact_exception(error)
+    # Its own text shows the values it was given, and they may be the message's.
+    faults = [
+        f"{'.'.join(map(str, fault['loc'])) or 'the whole'} ({fault['type']})"
+        for fault in error.errors(include_input=False, include_context=False, include_url=False)
+    ]
+    return redact(f"ValidationError: {error.title}: {', '.join(faults)}")

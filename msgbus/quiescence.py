@@ -1,0 +1,149 @@
+"""Waiting until nothing is left to do: by counting, never by timers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from msgbus.context import current_frame
+from msgbus.errors import SettleTimeoutError
+
+if TYPE_CHECKING:
+    from msgbus.clock import Clock
+    from msgbus.lanes import Lane
+    from msgbus.registrations import Registration
+    from msgbus.telemetry.stats import Ledger
+
+
+class Quiescence:
+    """The part of a bus that knows what still runs, and lets others wait for it."""
+
+    lanes: dict[tuple[Registration, str | None], Lane]
+    accepting: bool
+
+    def __init__(self, clock: Clock, ledger: Ledger) -> None:
+        self.clock = clock
+        self.ledger = ledger
+        self.waiting_publishers = 0
+        """Publishes that wait for room, or are about to."""
+        self.settlers: list[anyio.Event] = []
+        """Those who wait for work to end; an attribute, as it is read per command."""
+
+    def lane_left(self, lane: Lane) -> None:
+        """A lane that was to leave has finished."""
+        self.lanes.pop((lane.registration, lane.session_id), None)
+
+    @property
+    def hurry(self) -> bool:
+        """Whether somebody waits for all work to be done."""
+        return bool(self.settlers)
+
+    def work_ended(self) -> None:
+        """Something finished: let those who wait for quiescence look again."""
+        if self.settlers:
+            settlers, self.settlers = self.settlers, []
+            for settler in settlers:
+                settler.set()
+
+    def busy(self, lanes: Iterable[Lane], *, commands: bool) -> list[str]:
+        """What still runs."""
+        names = [
+            f"{lane.name} ({len(lane.queue.items)} queued, {lane.in_hand} running"
+            f"{', paused' if lane.is_paused else ''})"
+            for lane in lanes
+            if lane.is_busy
+        ]
+        if commands and self.waiting_publishers and self.accepting:
+            names.append(f"{self.waiting_publishers} publishes waiting for room")
+        if commands:
+            names += [
+                f"{handler} ({counts.running} running)"
+                for (handler, _), counts in self.ledger.commands.items()
+                if counts.running
+            ]
+        return names
+
+    async def settle(
+        self,
+        lanes: Callable[[], Iterable[Lane]],
+        timeout: float | None,
+        *,
+        commands: bool,
+    ) -> None:
+        """Wait until none of the lanes has anything left to do.
+
+        Raises:
+            SettleTimeoutError: Something still runs after `timeout`; it is named.
+        """
+        if timeout is None:
+            await self._settle(lanes, lambda: False, commands=commands)
+            return
+        # Real time is a second limit: a test that never advances its virtual clock should
+        # fail, not hang.
+        with anyio.move_on_after(timeout) as real, self.clock.cancel_after(timeout) as scope:
+            await self._settle(
+                lanes, lambda: real.cancel_called or scope.cancel_called, commands=commands
+            )
+        if scope.cancel_called or real.cancel_called:
+            busy = self.busy(lanes(), commands=commands)
+            if busy:
+                raise SettleTimeoutError(busy, seconds=timeout)
+
+    async def _settle(
+        self, lanes: Callable[[], Iterable[Lane]], expired: Callable[[], bool], *, commands: bool
+    ) -> None:
+        # `expired` is asked as well: work that ends again and again keeps waking this task,
+        # and a cancellation is only delivered to a task that sleeps.
+        while self.busy(lanes(), commands=commands) and not expired():
+            settler = anyio.Event()
+            self.settlers.append(settler)
+            for lane in lanes():
+                lane.stop_lingering()
+                lane.see_to_work()
+            try:
+                await settler.wait()
+            finally:
+                if settler in self.settlers:
+                    self.settlers.remove(settler)
+
+    async def workers_gone(self) -> None:
+        """Wait until every worker has ended."""
+        while any(lane.workers for lane in self.lanes.values()):
+            settler = anyio.Event()
+            self.settlers.append(settler)
+            await settler.wait()
+
+    async def retire(
+        self,
+        lanes: Sequence[Lane],
+        timeout: float | None,
+        unregister: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Empty lanes and end them; how many events could not be finished in time.
+
+        A lane that would have to wait for the caller is not waited for: its queue is given
+        up, and what it has in hand it finishes by itself.
+        """
+        blocked = [lane for lane in lanes if self._waits_for_us(lane)]
+        others = [lane for lane in lanes if lane not in blocked]
+        with suppress(SettleTimeoutError):
+            await self.settle(lambda: others, timeout, commands=False)
+        unregister()
+        abandoned = sum(len(lane.leave()) for lane in blocked)
+        for lane in others:
+            abandoned += lane.end()[0]
+            self.lane_left(lane)
+        return abandoned
+
+    def _waits_for_us(self, lane: Lane) -> bool:
+        frame = current_frame.get()
+        while frame is not None:
+            if frame.owner is lane:
+                return True
+            if frame.events is None and lane.waits_behind(frame.message):
+                return True
+            frame = frame.parent
+        return False

@@ -1,0 +1,321 @@
+"""Metrics for Prometheus, read from the counters of a bus when somebody scrapes.
+
+```python
+BusCollector(bus, registry=registry)  # or registry.register(BusCollector(bus))
+```
+
+Nothing is registered by importing this, nor on any registry but the one that is given, and
+the bus knows nothing of it. The same numbers as JSON are `bus.stats().as_dict()`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from itertools import accumulate
+from operator import add
+from typing import Any, Final, Protocol, TypeAlias, final
+from weakref import WeakKeyDictionary
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from msgbus.config import BusConfig
+from msgbus.errors import ConfigurationError
+from msgbus.telemetry.stats import BOUNDS, BusStats, DurationStats
+
+Labels: TypeAlias = tuple[str, ...]
+Rows: TypeAlias = Mapping[str, tuple[str, str]]
+"""Metric name -> (attribute of the stats, help)."""
+
+OVERFLOW: Final = "_overflow"
+"""The label of everything that found no room under a name of its own."""
+
+_EVENT_COUNTERS: Final[Rows] = {
+    "events_published": ("published", "Events handed to the bus, whatever became of them."),
+    "events_rejected": ("rejected", "Events that no handler got, as a queue was full."),
+}
+_LANE_COUNTERS: Final[Rows] = {
+    "events_processed": ("handled", "Events that the handler has handled."),
+    "events_failed": ("failed", "Events that the handler has failed on."),
+    "events_filtered": ("filtered", "Events turned away by a filter; of the bus if no handler."),
+    "events_dropped": ("dropped", "Events that fell out of the handler's full queue."),
+    "events_abandoned": ("abandoned", "Events given up because the bus or session ended."),
+}
+_LANE_GAUGES: Final[Rows] = {"queue_size": ("queued", "Events that wait for the handler.")}
+_LANE_FLAGS: Final[Rows] = {
+    "backpressure_active": ("backpressure", "1 while the handler holds up its publishers."),
+}
+_COMMAND_COUNTERS: Final[Rows] = {
+    "commands_sent": ("sent", "Commands given to the handler."),
+    "commands_processed": ("handled", "Commands that the handler has handled."),
+    "commands_failed": ("failed", "Commands that the handler has failed on."),
+    "commands_cancelled": ("cancelled", "Commands whose caller gave up."),
+}
+_BUS_GAUGES: Final[Rows] = {
+    "active_sessions": ("active_sessions", "Sessions that are open."),
+    "registered_handlers": ("registered_handlers", "Handlers of the bus and of its sessions."),
+    "events_scheduled": ("scheduled", "Events that wait for their time."),
+    "dead_letter_queue_size": ("dead_letters", "Messages given up on, and kept."),
+}
+_EVENT_SECONDS: Final = "event_processing_duration_seconds"
+_COMMAND_SECONDS: Final = "command_processing_duration_seconds"
+_CIRCUITS: Final = "circuit_breaker_state"
+_CIRCUIT_STATES: Final = {"closed": 0, "half_open": 1, "open": 2}
+
+_BOUND_NAMES: Final = (*map(str, BOUNDS), "+Inf")
+
+
+class StatsSource(Protocol):
+    """What a collector asks of a bus."""
+
+    @property
+    def config(self) -> BusConfig:
+        """Sizes and times."""
+        ...
+
+    def stats(self) -> BusStats:
+        """All counters at this moment."""
+        ...
+
+
+@final
+class BusCollector:
+    """A Prometheus collector over one or more buses.
+
+    Buses of one name are counted together, as handlers of one name are. Prometheus wants
+    each metric from one collector only, so several buses on one registry share one:
+    `BusCollector(orders, billing)`. A second collector that is given a registry which has
+    one already adds its buses to that.
+
+    A series is a set of labels (bus, handler, message type). Beyond `max_series` of them
+    whatever is new is summed under `handler="_overflow"`, so that handlers made in a loop
+    cannot flood the metrics server.
+
+    Args:
+        *buses: Whose counters to read.
+        registry: Where to register itself; nowhere unless given.
+        max_series: How many sets of labels it may use.
+
+    Raises:
+        ConfigurationError: No bus was given, or `max_series` is no positive number, or
+            Prometheus runs in multi-process mode, which cannot use collectors.
+    """
+
+    def __init__(
+        self,
+        *buses: StatsSource,
+        registry: CollectorRegistry | None = None,
+        max_series: int = 1000,
+    ) -> None:
+        _refuse_multiprocess()
+        if not buses or any(isinstance(bus, CollectorRegistry) for bus in buses):
+            message = (
+                "BusCollector takes one bus or more, and the registry by name: "
+                "BusCollector(bus, registry=registry)."
+            )
+            raise ConfigurationError(message)
+        if max_series < 1:
+            message = f"max_series must be at least 1, not {max_series}."
+            raise ConfigurationError(message)
+        self._buses: list[StatsSource] = []
+        self.add(*buses)
+        self._max_series = max_series
+        # Remembered, so that a series which has its name once keeps it in later scrapes.
+        self._named: set[Labels] = set()
+        if registry is not None:
+            first = _collectors.setdefault(registry, self)
+            first.add(*buses)
+            registry.register(first)  # once more does no harm, and it may have been taken out
+
+    def add(self, *buses: StatsSource) -> None:
+        """Read the counters of these buses too; one that it has already is not read twice."""
+        for bus in buses:
+            if bus not in self._buses:
+                self._buses.append(bus)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: else registering would collect, perhaps long before the bus is ready."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics at this moment."""
+        page = _Page(self._name)
+        for bus in list(self._buses):
+            page.add(_read(bus), every=bus.config.histogram_every)
+        return page.metrics()
+
+    def _name(self, bus: str, handler: str, message_type: str) -> Labels:
+        """The labels themselves while there is room for them, else those of the rest."""
+        labels = (bus, handler, message_type)
+        if labels not in self._named:
+            if len(self._named) >= self._max_series:
+                return (bus, handler and OVERFLOW, message_type and OVERFLOW)
+            self._named.add(labels)
+        return labels
+
+
+# Two collectors on one registry would each bring every metric, which Prometheus refuses.
+_collectors: Final[WeakKeyDictionary[CollectorRegistry, BusCollector]] = WeakKeyDictionary()
+
+
+def expose(*buses: StatsSource) -> str:
+    """The metrics of these buses in the text format of Prometheus; needs no registry.
+
+    Raises:
+        ConfigurationError: As of `BusCollector`.
+    """
+    return generate_latest(BusCollector(*buses)).decode()
+
+
+def _refuse_multiprocess() -> None:
+    for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+        if os.environ.get(name):
+            message = (
+                f"{name} is set: in its multi-process mode prometheus_client leaves out all "
+                f"custom collectors, so the metrics of the bus would silently be missing. "
+                f"Unset it and let Prometheus scrape each process at a port of its own."
+            )
+            raise ConfigurationError(message)
+
+
+def _read(bus: StatsSource) -> BusStats:
+    # A metrics server asks from a thread of its own, and the event loop may add a counter
+    # while they are being read. That is over in microseconds.
+    for _ in range(100):
+        try:
+            return bus.stats()
+        except RuntimeError:
+            continue
+    return bus.stats()
+
+
+@final
+class _Family:
+    """One metric with all its series. Series of the same labels are merged."""
+
+    def __init__(
+        self,
+        metric: CounterMetricFamily | GaugeMetricFamily,
+        merge: Callable[[float, float], float] = add,
+    ) -> None:
+        self._metric = metric
+        self._merge = merge
+        self._values: dict[Labels, float] = {}
+
+    def add(self, labels: Labels, value: float) -> None:
+        """Bring in one value."""
+        known = self._values.get(labels)
+        self._values[labels] = value if known is None else self._merge(known, value)
+
+    def metric(self) -> Metric:
+        """The whole, for the registry."""
+        for labels, value in self._values.items():
+            self._metric.add_metric(labels, value)
+        return self._metric
+
+
+@final
+class _Histogram:
+    """The same for durations."""
+
+    def __init__(self, metric: HistogramMetricFamily) -> None:
+        self._metric = metric
+        self._values: dict[Labels, tuple[list[int], float]] = {}
+
+    def add(self, labels: Labels, stats: DurationStats, every: int) -> None:
+        """Bring in one handler. Where only every n-th call was taken, each counts n times."""
+        known, seconds = self._values.get(labels, ([0] * len(_BOUND_NAMES), 0.0))
+        merged = [old + new * every for old, new in zip(known, stats.buckets, strict=True)]
+        self._values[labels] = merged, seconds + stats.seconds
+
+    def metric(self) -> Metric:
+        """The whole, for the registry."""
+        for labels, (buckets, seconds) in self._values.items():
+            cumulative = zip(_BOUND_NAMES, accumulate(buckets), strict=True)
+            self._metric.add_metric(labels, list(cumulative), seconds)
+        return self._metric
+
+
+@final
+class _Page:
+    """What one scrape gets."""
+
+    def __init__(self, name: Callable[[str, str, str], Labels]) -> None:
+        self._name = name
+        self._families: dict[str, _Family] = {}
+        self._histograms: dict[str, _Histogram] = {}
+        by_handler = ("bus", "handler", "message_type")
+        self._counters(_EVENT_COUNTERS, ("bus", "message_type"))
+        self._counters(_LANE_COUNTERS, by_handler)
+        self._counters(_COMMAND_COUNTERS, by_handler)
+        for metric in (_EVENT_SECONDS, _COMMAND_SECONDS):
+            help_text = "How long the handler took, with all middleware around it."
+            family = HistogramMetricFamily(f"msgbus_{metric}", help_text, labels=by_handler)
+            self._histograms[metric] = _Histogram(family)
+        self._gauges(_LANE_GAUGES, by_handler)
+        self._gauges(_BUS_GAUGES, ("bus",))
+        # Of several the worst, not the sum.
+        self._gauges(_LANE_FLAGS, by_handler, max)
+        states = ", ".join(f"{number} {state}" for state, number in _CIRCUIT_STATES.items())
+        self._gauges({_CIRCUITS: ("", f"State: {states}, -1 other.")}, ("bus", "handler"), max)
+
+    def _counters(self, rows: Rows, labels: Labels) -> None:
+        for metric, (_, help_text) in rows.items():
+            family = CounterMetricFamily(f"msgbus_{metric}", help_text, labels=labels)
+            self._families[metric] = _Family(family)
+
+    def _gauges(
+        self, rows: Rows, labels: Labels, merge: Callable[[float, float], float] = add
+    ) -> None:
+        for metric, (_, help_text) in rows.items():
+            family = GaugeMetricFamily(f"msgbus_{metric}", help_text, labels=labels)
+            self._families[metric] = _Family(family, merge)
+
+    def _fill(self, rows: Rows, labels: Labels, stats: Any) -> None:
+        for metric, (attribute, _) in rows.items():
+            self._families[metric].add(labels, int(getattr(stats, attribute)))
+
+    def add(self, stats: BusStats, *, every: int) -> None:
+        """Bring in one bus."""
+        for event in stats.events.values():
+            labels = self._name(stats.name, "", event.message_type)
+            self._fill(_EVENT_COUNTERS, (labels[0], labels[2]), event)
+            if event.filtered:
+                self._families["events_filtered"].add(labels, event.filtered)
+        for lane in stats.handlers.values():
+            labels = self._name(stats.name, lane.handler, lane.message_type)
+            self._fill(_LANE_COUNTERS, labels, lane)
+            self._fill({**_LANE_GAUGES, **_LANE_FLAGS}, labels, lane)
+            self._histograms[_EVENT_SECONDS].add(labels, lane, every)
+        for command in stats.commands.values():
+            labels = self._name(stats.name, command.handler, command.message_type)
+            self._fill(_COMMAND_COUNTERS, labels, command)
+            self._histograms[_COMMAND_SECONDS].add(labels, command, every)
+        for circuit, state in stats.circuits.items():
+            labels = self._name(stats.name, circuit, "")
+            self._families[_CIRCUITS].add(labels[:2], _CIRCUIT_STATES.get(state, -1))
+        self._fill(_BUS_GAUGES, (stats.name,), stats)
+
+    def metrics(self) -> Iterator[Metric]:
+        """All families, for the registry."""
+        yield from (family.metric() for family in self._families.values())
+        yield from (histogram.metric() for histogram in self._histograms.values())
+        build = {"version": _version()}
+        yield InfoMetricFamily("msgbus_build", "The msgbus that runs here.", value=build)
+
+
+@cache
+def _version() -> str:
+    try:
+        return version("msgbus")
+    except PackageNotFoundError:  # run from its source, without being installed
+        return "unknown"

@@ -1,0 +1,87 @@
+"""The causation tree: which message caused which, and what became of each, as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgbus.receipts import PublishStatus
+from msgbus.telemetry.redaction import redact_exception
+from msgbus.testing.history import Outcome
+
+if TYPE_CHECKING:
+    from msgbus.testing.history import Delivery, Entry, History, Publishing
+
+_TURNED_AWAY: Final = {
+    PublishStatus.FILTERED: "filtered by",
+    PublishStatus.REJECTED: "rejected:",
+}
+
+
+def causation_tree(history: History, *, ids: bool) -> str:
+    """All messages, each below the one that caused it."""
+    entries = {entry.message.message_id: entry for entry in history.entries}
+    effects: dict[str | None, list[Entry]] = {}
+    for entry in entries.values():
+        cause = entry.message.causation_id
+        effects.setdefault(cause if cause in entries else None, []).append(entry)
+
+    lines: list[str] = []
+    # A stack, not recursion: a chain of causes may be longer than Python's stack.
+    pending = [(entry, "", "") for entry in reversed(effects.get(None, []))]
+    while pending:
+        entry, first, rest = pending.pop()
+        lines.append(first + _line(history, entry, ids=ids))
+        children = effects.get(entry.message.message_id, [])
+        for place, child in enumerate(reversed(children)):
+            last = place == 0
+            pending.append(
+                (child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
+            )
+    return "\n".join(lines)
+
+
+def _line(history: History, entry: Entry, *, ids: bool) -> str:
+    name = type(entry.message).__name__
+    if ids:
+        name = f"{name} {entry.message.message_id}"
+    return f"{name}: {'; '.join(_outcomes(history, entry)) or 'no handlers'}"
+
+
+def _outcomes(history: History, entry: Entry) -> list[str]:
+    texts = [text for one in entry.publishings if (text := _fate(history, one))]
+    for outcome in Outcome:
+        mine = [one for one in entry.deliveries if one.outcome is outcome]
+        if outcome is Outcome.FAILED:
+            texts += [f"{outcome.value} {one.handler}: {_shown(one)}" for one in mine]
+        elif mine:
+            texts.append(f"{outcome.value} {', '.join(one.handler for one in mine)}")
+    expected = sum(_handlers(history, one) for one in entry.publishings)
+    missing = expected - len(entry.deliveries)
+    if missing > 0:
+        # Still queued, or turned away by the handler's own filter: nobody tells which.
+        texts.append(f"not run by {missing} of {expected} handlers")
+    return texts
+
+
+def _shown(delivery: Delivery) -> str:
+    return "" if delivery.error is None else redact_exception(delivery.error)
+
+
+def _handlers(history: History, publishing: Publishing) -> int:
+    if publishing.receipt is None or not history.is_due(publishing):
+        return 0
+    return publishing.receipt.handlers
+
+
+def _fate(history: History, publishing: Publishing) -> str:
+    """What there is to say about the publishing itself; nothing if it simply went well."""
+    if publishing.error is not None:
+        return f"not published: {redact_exception(publishing.error)}"
+    if publishing.is_cancelled:
+        return "cancelled before its time"
+    if not history.is_due(publishing):
+        return "waiting for its time"
+    receipt = publishing.receipt
+    if receipt is None or receipt.status not in _TURNED_AWAY:
+        return ""
+    return f"{_TURNED_AWAY[receipt.status]} {receipt.reason}"

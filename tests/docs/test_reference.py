@@ -1,0 +1,188 @@
+"""The reference pages say what the code says: no name is missing, none is made up."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+from pydantic import BaseModel
+
+import msgbus
+import msgbus.errors
+import msgbus.middleware
+from msgbus import BackpressureStrategy, BusConfig, MessageBus, QueueConfig, SystemEvent
+from msgbus.telemetry.prometheus import BusCollector
+from tests.docs.pages import ROOT, prose
+
+REFERENCE = ROOT / "docs" / "reference"
+PACKAGE = ROOT / "msgbus"
+
+
+def rows(page: str) -> list[list[str]]:
+    """The cells of every table row on a page, without headings."""
+    lines = (REFERENCE / page).read_text(encoding="utf-8").splitlines()
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in cells if not row[0].startswith("---")]
+
+
+def names_in(text: str) -> list[str]:
+    """Everything in backticks."""
+    return re.findall(r"`([^`]+)`", text)
+
+
+def field_docs(model: type[BaseModel | BackpressureStrategy]) -> dict[str, str]:
+    """The text under each field of a class in config.py."""
+    tree = ast.parse((PACKAGE / "config.py").read_text(encoding="utf-8"))
+    (cls,) = [
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == model.__name__
+    ]
+    found: dict[str, str] = {}
+    for field, doc in zip(cls.body, cls.body[1:], strict=False):
+        target: ast.expr | None = None
+        if isinstance(field, ast.AnnAssign):
+            target = field.target
+        elif isinstance(field, ast.Assign):
+            target = field.targets[0]
+        if isinstance(target, ast.Name) and isinstance(doc, ast.Expr):
+            assert isinstance(doc.value, ast.Constant)
+            found[target.id] = str(doc.value.value)
+    return found
+
+
+def shown(default: object) -> str:
+    """A default value as the page writes it."""
+    if isinstance(default, QueueConfig):
+        return "QueueConfig()"
+    if isinstance(default, str):
+        return f'"{default}"'
+    if isinstance(default, int):
+        return f"{default:_}"
+    return str(default)
+
+
+# -- names ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", msgbus.__all__)
+def test_the_page_of_public_names_has_every_name(name: str) -> None:
+    assert name in names_in(prose(REFERENCE / "api.md"))
+
+
+def test_the_page_of_public_names_makes_none_up() -> None:
+    tables = [row[0] for row in rows("api.md") if len(row) == 2]
+    single = [found[0] for found in map(names_in, tables) if len(found) == 1]
+    plain = {name for name in single if name.isidentifier()}
+
+    assert plain
+    assert plain - set(msgbus.__all__) == set()
+
+
+# -- errors --------------------------------------------------------------------------------
+
+
+def test_the_page_of_errors_shows_the_tree_of_the_module() -> None:
+    tree = re.search(r"```text\n(.*?)```", msgbus.errors.__doc__ or "", re.DOTALL)
+
+    assert tree is not None
+    assert tree[1] in (REFERENCE / "errors.md").read_text(encoding="utf-8")
+
+
+# -- configuration -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [BusConfig, QueueConfig])
+def test_the_page_of_configuration_has_every_field_with_its_default(model: type[BaseModel]) -> None:
+    docs = field_docs(model)
+    expected = [
+        [f"`{name}`", f"`{shown(field.default)}`", docs[name]]
+        for name, field in model.model_fields.items()
+    ]
+
+    written = [row for row in rows("config.md") if len(row) == 3]
+
+    assert [row for row in expected if row not in written] == []
+
+
+def test_the_page_of_configuration_has_every_strategy() -> None:
+    docs = field_docs(BackpressureStrategy)
+    expected = [
+        [f"`{strategy.name}`", f'`"{strategy.value}"`', docs[strategy.name]]
+        for strategy in BackpressureStrategy
+    ]
+
+    assert [row for row in expected if row not in rows("config.md")] == []
+
+
+# -- lifecycle events ------------------------------------------------------------------------
+
+
+def test_the_page_of_lifecycle_events_has_each_with_its_fields() -> None:
+    public = [getattr(msgbus, name) for name in msgbus.__all__]
+    expected = {
+        cls.__name__: list(cls.model_fields)
+        for cls in public
+        if isinstance(cls, type) and issubclass(cls, SystemEvent) and cls is not SystemEvent
+    }
+
+    table = [row for row in rows("lifecycle-events.md") if len(row) == 3 and row[0] != "Event"]
+
+    assert {names_in(row[0])[0]: names_in(row[2]) for row in table} == expected
+
+
+# -- log events ------------------------------------------------------------------------------
+
+
+def log_calls() -> Iterator[tuple[str, str, set[str | None]]]:
+    """Name, level and keys of every call of the library's log; `None` stands for `**`."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            owner = node.func.value
+            is_log = isinstance(owner, ast.Name) and owner.id == "log"
+            if not (is_log or node.func.attr == "_quietly") or not node.args:
+                continue
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                level = node.func.attr if is_log else "debug or info"
+                yield name.value, level, {key.arg for key in node.keywords}
+
+
+def test_the_page_of_log_events_has_each_with_its_level_and_keys() -> None:
+    called = list(log_calls())
+    page = {names_in(row[0])[0]: row for row in rows("log-events.md") if row[0].startswith("`")}
+
+    assert {(name, level) for name, level, _ in called} == {
+        (name, row[1]) for name, row in page.items()
+    }
+    for name, _, keys in called:
+        plain, written = keys - {None}, set(names_in(page[name][3]))
+        assert plain == written or (None in keys and plain < written), name
+
+
+# -- middleware ------------------------------------------------------------------------------
+
+
+def test_the_page_of_middleware_has_a_section_for_each() -> None:
+    page = (REFERENCE / "middleware.md").read_text(encoding="utf-8")
+    ready = {name for name in msgbus.middleware.__all__ if name.endswith("Middleware")}
+
+    assert set(re.findall(r"^## (\w+Middleware)$", page, re.MULTILINE)) == ready
+    assert {names_in(row[0])[0] for row in rows("middleware.md") if row[0].startswith("`")} == ready
+
+
+# -- metrics ---------------------------------------------------------------------------------
+
+
+def test_the_page_of_metrics_has_each_with_its_type_and_help() -> None:
+    suffix = {"counter": "_total", "info": "_info"}
+    given = {
+        (f"{metric.name}{suffix.get(metric.type, '')}", metric.type, metric.documentation)
+        for metric in BusCollector(MessageBus()).collect()
+    }
+
+    written = {(names_in(row[0])[0], row[1], row[3]) for row in rows("metrics.md")[1:]}
+
+    assert written == given

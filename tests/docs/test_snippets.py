@@ -1,0 +1,134 @@
+"""Every Python snippet of README and docs runs, and prints what the page says it prints.
+
+The blocks of a page share one namespace, in order. A block may use `await` at top level,
+as in `python -m asyncio`. A `text` block directly after a block is its output. A page with
+tests in it is also handed to pytest, as a file, without the blocks that are no plain Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.docs.pages import ROOT, Block, page_id, pages, programs
+
+README = ROOT / "README.md"
+PAGES = [page for page in pages() if programs(page)]
+TESTED = [page for page in PAGES if any("def test_" in block.text for block, _ in programs(page))]
+
+
+@contextlib.contextmanager
+def page_module(page: Path) -> Generator[ModuleType]:
+    """A module for a page's blocks: found by name, as pydantic and pickle expect."""
+    module = ModuleType(re.sub(r"\W", "_", page_id(page)))
+    module.__file__ = str(page)
+    sys.modules[module.__name__] = module
+    try:
+        yield module
+    finally:
+        del sys.modules[module.__name__]
+
+
+def is_plain(block: Block) -> bool:
+    """Whether it would run in a file, which knows no `await` at top level."""
+    try:
+        compile(block.text, "block", "exec")
+    except SyntaxError:
+        return False
+    return True
+
+
+def run_block(block: Block, page: Path, module: ModuleType, runner: asyncio.Runner) -> str:
+    """Run one block and give what it printed; errors show the page's own line numbers."""
+    source = "\n" * (block.line - 1) + block.text
+    code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        if code.co_flags & inspect.CO_COROUTINE:
+            runner.run(eval(code, module.__dict__))
+        else:
+            exec(code, module.__dict__)
+    return printed.getvalue()
+
+
+def run_file(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program as a newcomer would: pasted into a file."""
+    path = folder / "program.py"
+    path.write_text(program, encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(path)],
+        capture_output=True, text=True, timeout=50, check=False, cwd=folder,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_the_snippets_of_a_page_run_and_print_what_it_says(page: Path) -> None:
+    with page_module(page) as module, asyncio.Runner() as runner:
+        for block, expected in programs(page):
+            printed = run_block(block, page, module, runner)
+
+            assert expected is None or printed == expected, f"{page_id(page)}:{block.line}"
+
+
+@pytest.mark.parametrize("page", TESTED, ids=page_id)
+def test_the_tests_on_a_page_pass(page: Path, tmp_path: Path) -> None:
+    path = tmp_path / "test_page.py"
+    plain = [block.text for block, _ in programs(page) if is_plain(block)]
+    path.write_text("\n\n".join(plain), encoding="utf-8")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error", "--rootdir", str(tmp_path),
+         "-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function",
+         "-p", "no:randomly", "-p", "no:cacheprovider", str(path)],
+        capture_output=True, text=True, timeout=50, check=False, cwd=tmp_path,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("page", pages(), ids=page_id)
+def test_no_snippet_of_a_page_escapes_by_its_spelling(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    written = len(re.findall(r"(?im)^\s*(?:```+|~~~+)\s*(?:python|py|pycon)", text))
+    marked = len(re.findall(r"^<!-- not run: \S.* -->$", text, re.MULTILINE))
+
+    assert written == len(programs(page)) + marked
+
+
+def test_the_program_of_the_readme_runs_as_pasted_and_prints_what_it_says(tmp_path: Path) -> None:
+    program, expected = programs(README)[0]
+
+    done = run_file(program.text, tmp_path)
+
+    assert (done.stdout, done.stderr) == (expected, "")
+
+
+def test_the_program_of_the_readme_is_short() -> None:
+    program, _ = programs(README)[0]
+
+    assert sum(1 for line in program.text.splitlines() if line.strip()) <= 18
+
+
+def test_the_fastapi_lines_of_the_readme_answer_a_request() -> None:
+    program, *others = [block.text for block, _ in programs(README)]
+    (lines,) = [text for text in others if "FastAPI(" in text]
+    with page_module(README) as module:
+        exec(program.replace("asyncio.run(main())", ""), module.__dict__)
+        exec(lines, module.__dict__)
+
+        with TestClient(module.app) as client:
+            answer = client.post("/orders", json={"sku": "tea"})
+
+    assert (answer.status_code, answer.json()) == (200, "order-1")

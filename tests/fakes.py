@@ -1,0 +1,130 @@
+"""A few messages, handlers and checks that many tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from msgbus import BackpressureStrategy, BusConfig, Event, MessageBus, QueueConfig
+from msgbus.telemetry.stats import EventHandlerStats, EventTypeStats
+
+
+class OrderEvent(Event):
+    number: int = 0
+
+
+class OrderPlaced(OrderEvent):
+    pass
+
+
+class OrderShipped(OrderEvent):
+    pass
+
+
+class Recorder:
+    """A handler that notes what it saw."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    async def __call__(self, event: OrderEvent) -> None:
+        self.numbers.append(event.number)
+
+
+class SlowHandler:
+    """A handler that begins an event and ends it only once `release` is set."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+        self.started = anyio.Event()
+        self.release = anyio.Event()
+
+    async def __call__(self, event: OrderEvent) -> None:
+        self.begun.append(event.number)
+        self.started.set()
+        await self.release.wait()
+        self.ended.append(event.number)
+
+
+def queue(max_size: int, strategy: BackpressureStrategy = BackpressureStrategy.WAIT) -> QueueConfig:
+    return QueueConfig(max_size=max_size, strategy=strategy)
+
+
+class FullLane:
+    """A bus with one handler that hangs on event 0 while event 1 and so on fill its queue."""
+
+    def __init__(
+        self,
+        max_size: int,
+        strategy: BackpressureStrategy = BackpressureStrategy.WAIT,
+        *,
+        drain_timeout: float = 0,
+    ) -> None:
+        config = BusConfig(queue=queue(max_size, strategy), drain_timeout=drain_timeout)
+        self.bus = MessageBus(config)
+        self.max_size = max_size
+        self.slow = SlowHandler()
+        self.bus.subscribe(OrderPlaced, self.slow, name="slow")
+        self.admitted: list[int] = []
+
+    async def fill(self) -> None:
+        await self.bus.publish(OrderPlaced(number=0))
+        await self.slow.started.wait()
+        for number in range(1, self.max_size + 1):
+            await self.bus.publish(OrderPlaced(number=number))
+
+    async def publish(self, number: int) -> None:
+        await self.bus.publish(OrderPlaced(number=number))
+        self.admitted.append(number)
+
+    async def finish(self) -> list[int]:
+        self.slow.release.set()
+        await self.bus.settled()
+        return self.slow.ended
+
+    @property
+    def events(self) -> EventTypeStats:
+        return self.bus.stats().events["OrderPlaced"]
+
+    @property
+    def handler(self) -> EventHandlerStats:
+        return self.bus.stats().handlers["slow"]
+
+
+def conserves(bus: MessageBus) -> None:
+    """Every published event, and every (event, handler) pair, has exactly one outcome."""
+    stats = bus.stats()
+    for event in stats.events.values():
+        assert event.published == event.admitted + event.filtered + event.rejected
+    for handler in stats.handlers.values():
+        counts = (handler.handled, handler.failed, handler.queued, handler.running)
+        assert min(counts) >= 0, f"{handler.handler} has a negative count: {counts}"
+    pairs_in = sum(event.pairs for event in stats.events.values())
+    pairs_out = sum(
+        handler.handled
+        + handler.failed
+        + handler.filtered
+        + handler.dropped
+        + handler.abandoned
+        + handler.queued
+        + handler.running
+        for handler in stats.handlers.values()
+    )
+    assert pairs_in == pairs_out, f"{pairs_in} pairs admitted, {pairs_out} accounted for: {stats}"
+
+
+async def let_others_run() -> None:
+    """Give every task enough turns to get as far as it can without time or threads."""
+    for _ in range(25):
+        await anyio.lowlevel.checkpoint()
+
+
+def logged(caplog: pytest.LogCaptureFixture, name: str) -> list[Mapping[str, Any]]:
+    """The data of all log events of this name."""
+    entries = [getattr(record, "msgbus", {}) for record in caplog.records]
+    return [entry for entry in entries if entry.get("event") == name]

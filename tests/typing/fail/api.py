@@ -1,0 +1,43 @@
+"""Mistakes that type checkers must find."""
+
+from uuid import UUID, uuid4
+
+from msgbus import Command, Event, MessageBus
+
+
+class PlaceOrder(Command[UUID]):
+    sku: str
+
+
+class OrderPlaced(Event):
+    order_id: UUID
+
+
+class OrderCancelled(Event):
+    order_id: UUID
+
+
+bus = MessageBus()
+
+
+@bus.handles(PlaceOrder)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
+async def wrong_reply(command: PlaceOrder) -> int:
+    return 1
+
+
+@bus.on(OrderPlaced)  # expect: mypy[arg-type] pyright[reportArgumentType]
+async def wrong_event(event: OrderCancelled) -> None: ...
+
+
+async def cancelled(event: OrderCancelled) -> None: ...
+
+
+bus.subscribe(OrderPlaced, cancelled)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType]
+
+
+async def main() -> None:
+    number: int = await bus.call(PlaceOrder(sku="tea"))  # expect: mypy[arg-type] pyright[reportAssignmentType]
+    await bus.execute(OrderPlaced(order_id=uuid4()))  # expect: mypy[arg-type] pyright[reportArgumentType]
+    await bus.publish(PlaceOrder(sku="tea"))  # expect: mypy[arg-type] pyright[reportArgumentType]
+    PlaceOrder(sku=number)  # expect: mypy[arg-type] pyright[reportArgumentType]
+    (await bus.execute(PlaceOrder(sku="tea"))).success = False  # expect: mypy[misc] pyright[reportAttributeAccessIssue]

@@ -1,0 +1,116 @@
+"""What type checkers must understand of the public API, with no plugin."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID, uuid4
+
+from typing_extensions import assert_type
+
+from msgbus import (
+    BusSession,
+    CallNext,
+    Command,
+    CommandResult,
+    Context,
+    Event,
+    HandlerRegistry,
+    IMessageBus,
+    MessageBus,
+    PublishReceipt,
+    Query,
+    Subscription,
+    TypeFilter,
+    per_message,
+)
+
+
+class PlaceOrder(Command[UUID]):
+    sku: str
+    quantity: int = 1
+
+
+class CancelOrder(Command):
+    order_id: UUID
+
+
+class CountOrders(Query[int]):
+    pass
+
+
+class OrderPlaced(Event, name="shop.OrderPlaced", version=2, topic="shop.orders", key="order_id"):
+    order_id: UUID
+
+
+class Database:
+    pass
+
+
+bus = MessageBus()
+handlers = HandlerRegistry()
+
+
+@handlers.handles(PlaceOrder)
+async def place_order(command: PlaceOrder, context: Context) -> UUID:
+    order_id = uuid4()
+    context.emit(OrderPlaced(order_id=order_id))
+    return order_id
+
+
+@bus.handles(CancelOrder)
+async def cancel_order(command: CancelOrder, database: Database) -> None:
+    assert_type(command.order_id, UUID)
+
+
+@bus.handles(CountOrders, timeout=2.0)
+def count_orders(query: CountOrders) -> int:
+    return 0
+
+
+def is_large(event: Event) -> bool:
+    return isinstance(event, OrderPlaced)
+
+
+@bus.on(OrderPlaced, priority=10, filter=TypeFilter(OrderPlaced) & is_large)
+async def send_receipt(event: OrderPlaced, context: Context) -> None:
+    assert_type(await context.call(CountOrders()), int)
+
+
+@bus.on(OrderPlaced, batch=True)
+async def insert_all(events: list[OrderPlaced]) -> None:
+    assert_type(events[0].order_id, UUID)
+
+
+async def audit(event: Event) -> None: ...
+
+
+assert_type(bus.subscribe(OrderPlaced, audit), Subscription)
+assert_type(bus.subscribe(OrderPlaced, insert_all, batch=True, name="again"), Subscription)
+
+
+async def timing(message: Any, call_next: CallNext) -> Any:
+    return await call_next(message)
+
+
+async def begin(context: Context) -> AsyncIterator[Database]:
+    yield Database()
+
+
+async def main(given: IMessageBus) -> None:
+    assert_type(await bus.execute(PlaceOrder(sku="tea")), CommandResult[UUID])
+    assert_type(await bus.call(PlaceOrder(sku="tea")), UUID)
+    assert_type((await bus.execute(CountOrders())).value, int | None)
+    assert_type((await bus.execute(CountOrders())).unwrap(), int)
+    assert_type(await given.call(CountOrders()), int)
+    assert_type(await bus.publish(OrderPlaced(order_id=uuid4())), PublishReceipt)
+    async with bus.session("job") as session:
+        assert_type(session, BusSession)
+        assert_type(await session.call(CountOrders()), int)
+    async with bus.stream(OrderPlaced) as events:
+        async for event in events:
+            assert_type(event, OrderPlaced)
+    bus.portal().publish(OrderPlaced(order_id=uuid4()))
+
+
+configured: IMessageBus = MessageBus(
+    registries=[handlers], middleware=[timing], provide={Database: per_message(begin)}
+)

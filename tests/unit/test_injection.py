@@ -1,0 +1,452 @@
+"""Handlers ask for what they need by annotation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import anyio
+import pytest
+
+from msgbus import (
+    BusNotStartedError,
+    Command,
+    ConfigurationError,
+    Context,
+    Event,
+    HandlerRegistry,
+    HandlerSignatureError,
+    MessageBus,
+    MissingProviderError,
+    per_message,
+    per_session,
+)
+
+
+class Database:
+    def __init__(self, name: str = "db") -> None:
+        self.name = name
+
+
+class Transaction:
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+
+class Mailer(Protocol):
+    def send(self, text: str) -> str: ...
+
+
+class LoudMailer:
+    def send(self, text: str) -> str:
+        return text.upper()
+
+
+class Ask(Command[str]):
+    pass
+
+
+class Happened(Event):
+    pass
+
+
+async def test_a_value_is_bound_by_its_type() -> None:
+    bus = MessageBus(provide={Database: Database("orders")})
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, database: Database) -> str:
+        return database.name
+
+    assert await bus.call(Ask()) == "orders"
+
+
+async def test_context_and_dependencies_come_in_any_order() -> None:
+    bus = MessageBus(provide={Database: Database()})
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, *, database: Database, context: Context, suffix: str = "!") -> str:
+        return f"{database.name} {context.handler}{suffix}"
+
+    assert await bus.call(Ask()) == "db ask!"
+
+
+async def test_a_protocol_is_provided_by_any_object() -> None:
+    bus = MessageBus(provide={Mailer: LoudMailer()})
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, mailer: Mailer) -> str:
+        return mailer.send("hi")
+
+    assert await bus.call(Ask()) == "HI"
+
+
+async def test_sync_handlers_get_dependencies_too() -> None:
+    bus = MessageBus(provide={Database: Database()})
+
+    @bus.handles(Ask)
+    def ask(command: Ask, database: Database) -> str:
+        return database.name
+
+    assert await bus.call(Ask()) == "db"
+
+
+async def test_a_resource_opens_at_start_and_closes_after_the_drain() -> None:
+    log: list[str] = []
+
+    @asynccontextmanager
+    async def open_database() -> AsyncIterator[Database]:
+        log.append("open")
+        yield Database()
+        log.append("close")
+
+    bus = MessageBus(provide={Database: open_database})
+
+    @bus.on(Happened)
+    async def happened(event: Happened, database: Database) -> None:
+        await anyio.lowlevel.checkpoint()
+        log.append(f"used {database.name}")
+
+    async with bus:
+        assert log == ["open"]
+        await bus.publish(Happened())
+
+    assert log == ["open", "used db", "close"]
+
+
+async def test_generators_and_factories_with_dependencies_work() -> None:
+    log: list[str] = []
+
+    async def database() -> AsyncIterator[Database]:
+        yield Database("made")
+        log.append("closed")
+
+    def mailer(source: Database) -> Iterator[LoudMailer]:
+        log.append(f"mailer of {source.name}")
+        yield LoudMailer()
+
+    bus = MessageBus(provide={Mailer: mailer, Database: database})
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, mailer: Mailer) -> str:
+        return mailer.send("x")
+
+    async with bus:
+        assert await bus.call(Ask()) == "X"
+
+    assert log == ["mailer of made", "closed"]
+
+
+async def test_an_opened_resource_needs_a_started_bus() -> None:
+    bus = MessageBus(provide={Database: lambda: Database()})
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, database: Database) -> str:
+        return database.name
+
+    with pytest.raises(BusNotStartedError, match="start the bus"):
+        await bus.execute(Ask())
+    async with bus:
+        assert await bus.call(Ask()) == "db"
+
+
+async def test_a_resource_that_fails_to_open_fails_the_start_and_closes_the_others() -> None:
+    log: list[str] = []
+
+    async def database() -> AsyncIterator[Database]:
+        yield Database()
+        log.append("closed")
+
+    def broken() -> LoudMailer:
+        raise ConnectionError("no mail today")
+
+    bus = MessageBus(provide={Database: database, Mailer: broken})
+
+    with pytest.raises(ConnectionError):
+        await bus.start()
+
+    assert log == ["closed"]
+    assert not bus.is_running
+
+
+async def test_per_message_opens_and_closes_around_each_handling() -> None:
+    log: list[str] = []
+
+    async def begin(context: Context) -> AsyncIterator[Transaction]:
+        log.append(f"begin for {type(context.message).__name__}")
+        try:
+            yield Transaction(log)
+        except ValueError:
+            log.append("rollback")
+            raise
+        log.append("commit")
+
+    bus = MessageBus(provide={Transaction: per_message(begin)})
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, transaction: Transaction) -> str:
+        transaction.log.append("work")
+        if len(log) > 4:
+            raise ValueError
+        return "done"
+
+    assert await bus.call(Ask()) == "done"
+    assert not (await bus.execute(Ask())).success
+    assert log == ["begin for Ask", "work", "commit", "begin for Ask", "work", "rollback"]
+
+
+async def test_per_session_lives_as_long_as_the_session() -> None:
+    log: list[str] = []
+    made: list[Database] = []
+
+    async def connect() -> AsyncIterator[Database]:
+        log.append("open")
+        yield Database()
+        log.append("close")
+
+    bus = MessageBus(provide={Database: per_session(connect)})
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, database: Database) -> str:
+        made.append(database)
+        return database.name
+
+    async with bus:
+        async with bus.session() as session:
+            await session.call(Ask())
+            await session.call(Ask())
+            assert log == ["open"]
+        assert log == ["open", "close"]
+        result = await bus.execute(Ask())
+
+    assert made[0] is made[1]
+    assert result.error is not None
+    assert "no live session" in result.error
+
+
+async def test_a_session_provides_for_its_own_handlers() -> None:
+    bus = MessageBus(provide={Database: Database("bus")})
+
+    async def ask(command: Ask, database: Database) -> str:
+        return database.name
+
+    bus.register_command_handler(Ask, ask)
+    async with bus, bus.session(provide={Database: Database("session")}) as session:
+        assert await session.call(Ask()) == "bus"
+        session.register_command_handler(Ask, ask)
+        assert await session.call(Ask()) == "session"
+
+
+class Container:
+    """Stands for a dependency-injection container behind the Resolver port."""
+
+    def __init__(self) -> None:
+        self.scopes: list[str] = []
+
+    def provides(self, wanted: type) -> bool:
+        return wanted is Database
+
+    @asynccontextmanager
+    async def open(self, context: Context) -> AsyncIterator[Any]:
+        self.scopes.append(f"open {context.handler}")
+
+        async def get(wanted: type) -> Any:
+            return wanted("from container")
+
+        yield get
+        self.scopes.append("close")
+
+
+async def test_a_container_resolves_what_is_not_provided() -> None:
+    container = Container()
+    bus = MessageBus(resolver=container)
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, database: Database) -> str:
+        return database.name
+
+    async with bus:
+        assert await bus.call(Ask()) == "from container"
+    assert container.scopes == ["open ask", "close"]
+
+
+async def test_optional_dependencies_may_be_missing() -> None:
+    bus = MessageBus()
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, database: Database | None, mailer: Mailer | None = None) -> str:
+        return f"{database} {mailer}"
+
+    assert await bus.call(Ask()) == "None None"
+
+
+async def test_all_faults_are_listed_at_once_and_nothing_starts() -> None:
+    opened: list[str] = []
+
+    def open_transaction(mailer: Mailer) -> Transaction:
+        opened.append("opened")
+        return Transaction([])
+
+    bus = MessageBus(provide={Transaction: open_transaction})
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, database: Database) -> str:
+        return ""
+
+    @bus.on(Happened)
+    async def happened(event: Happened, transaction: Transaction) -> None:
+        pass
+
+    with pytest.raises(ConfigurationError) as caught:
+        await bus.start()
+
+    text = str(caught.value)
+    assert len(caught.value.faults) == 2
+    assert "database: Database" in text
+    assert "mailer: Mailer" in text
+    assert "provide={Database: ...}" in text
+    assert not opened
+    assert [fault.subject for fault in bus.check()] == ["ask", "happened"]
+
+
+async def test_a_missing_provider_before_start_is_a_clear_error() -> None:
+    bus = MessageBus()
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, database: Database) -> str:
+        return ""
+
+    with pytest.raises(MissingProviderError, match="database: Database"):
+        await bus.execute(Ask())
+
+
+def test_factories_that_go_in_circles_are_a_fault() -> None:
+    def one(other: Transaction) -> Database:
+        return Database()
+
+    def two(one: Database) -> Transaction:
+        return Transaction([])
+
+    bus = MessageBus(provide={Database: one, Transaction: two})
+    bus.register_command_handler(Ask, needs_database)
+
+    assert ["circle" in fault.fix for fault in bus.check()] == [True]
+
+
+async def needs_database(command: Ask, database: Database) -> str:
+    return database.name
+
+
+class TestSignatures:
+    """Wrong handlers are refused when they are registered."""
+
+    def test_wrong_message_annotation(self) -> None:
+        async def wrong(command: Happened) -> str:
+            return ""
+
+        with pytest.raises(HandlerSignatureError, match="annotate it Ask"):
+            MessageBus().register_command_handler(Ask, wrong)
+
+    def test_no_parameter(self) -> None:
+        async def wrong() -> str:
+            return ""
+
+        with pytest.raises(HandlerSignatureError, match="takes no positional parameter"):
+            MessageBus().register_command_handler(Ask, wrong)
+
+    def test_extra_parameter_without_annotation(self) -> None:
+        async def wrong(command: Ask, other) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001
+            return ""
+
+        with pytest.raises(HandlerSignatureError, match="neither annotation nor"):
+            MessageBus().register_command_handler(Ask, wrong)
+
+    def test_a_class_instead_of_an_instance(self) -> None:
+        class Handler:
+            async def __call__(self, command: Ask) -> str:
+                return ""
+
+        with pytest.raises(HandlerSignatureError, match="Register an instance"):
+            MessageBus().register_command_handler(Ask, Handler)  # type: ignore[arg-type]
+
+    def test_something_that_cannot_be_called(self) -> None:
+        with pytest.raises(HandlerSignatureError, match="cannot be called"):
+            MessageBus().register_command_handler(Ask, 3)  # type: ignore[arg-type]
+
+    def test_a_generator(self) -> None:
+        async def wrong(command: Ask) -> AsyncIterator[str]:
+            yield ""
+
+        with pytest.raises(HandlerSignatureError, match="generator"):
+            MessageBus().register_command_handler(Ask, wrong)  # type: ignore[arg-type]
+
+    def test_a_list_without_batch(self) -> None:
+        async def wrong(events: list[Happened]) -> None: ...
+
+        with pytest.raises(HandlerSignatureError, match="batch=True"):
+            MessageBus().subscribe(Happened, wrong)  # type: ignore[arg-type]
+
+    def test_batch_without_a_list(self) -> None:
+        async def wrong(event: Happened) -> None: ...
+
+        with pytest.raises(HandlerSignatureError, match=r"list\[Happened\]"):
+            MessageBus().subscribe(Happened, wrong, batch=True)  # type: ignore[arg-type]
+
+    def test_commands_and_events_are_not_mixed_up(self) -> None:
+        async def handle(message: object) -> None: ...
+
+        with pytest.raises(ConfigurationError, match="not a Command class"):
+            MessageBus().register_command_handler(Happened, handle)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="not an Event class"):
+            MessageBus().subscribe(Ask, handle)  # type: ignore[type-var]
+
+    async def test_a_class_with_call_is_a_handler(self) -> None:
+        class AskHandler:
+            def __init__(self, name: str) -> None:
+                self.name = name
+
+            async def __call__(self, command: Ask, context: Context) -> str:
+                return f"{self.name} {context.handler}"
+
+        registry = HandlerRegistry()
+        registry.register_command_handler(Ask, AskHandler("me"))
+
+        assert (await MessageBus(registries=[registry]).call(Ask())).startswith("me ")
+
+    async def test_local_classes_in_annotations_work(self) -> None:
+        class Local(Command[int]):
+            pass
+
+        bus = MessageBus()
+
+        @bus.handles(Local)
+        async def handle(command: Local, context: Context) -> int:
+            return 1
+
+        assert await bus.call(Local()) == 1
+
+    def test_decorators_give_the_function_back_unchanged(self) -> None:
+        bus = MessageBus()
+
+        async def handle(command: Ask) -> str:
+            return ""
+
+        async def listen(event: Happened) -> None: ...
+
+        assert bus.handles(Ask)(handle) is handle
+        assert bus.on(Happened)(listen) is listen
+
+    @pytest.mark.parametrize("options", [{"timeout": 0}, {"concurrency": 0}, {"timeout": -1}])
+    def test_options_out_of_range(self, options: dict[str, Any]) -> None:
+        async def listen(event: Happened) -> None: ...
+
+        with pytest.raises(ConfigurationError, match="above 0"):
+            MessageBus().subscribe(Happened, listen, **options)
+
+    def test_durable_options_need_a_journal(self) -> None:
+        async def listen(event: Happened) -> None: ...
+
+        with pytest.raises(ConfigurationError, match="journal"):
+            MessageBus().subscribe(Happened, listen, durable="receipts")
+        with pytest.raises(ConfigurationError, match="journal"):
+            MessageBus(journal="sqlite:///x.db")

@@ -1,0 +1,356 @@
+"""Sessions scope handlers, dependencies and headers to one job."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+
+import anyio
+import pytest
+
+from msgbus import (
+    BusClosedError,
+    BusConfig,
+    Command,
+    Context,
+    DuplicateSessionError,
+    Event,
+    HandlerRegistry,
+    InsideHandlerError,
+    MessageBus,
+    MissingHandlerError,
+    SessionClosedError,
+    SessionEndEvent,
+    SessionFilter,
+    SessionMismatchError,
+    SessionStartEvent,
+)
+from msgbus.clock import VirtualClock
+
+
+class Ask(Command[str]):
+    pass
+
+
+class Relay(Command[str]):
+    pass
+
+
+class Happened(Event):
+    number: int = 0
+
+
+async def answer_bus(command: Ask) -> str:
+    return "bus"
+
+
+async def answer_session(command: Ask) -> str:
+    return "session"
+
+
+async def test_a_sessions_command_handler_comes_before_the_buss() -> None:
+    bus = MessageBus()
+    bus.register_command_handler(Ask, answer_bus)
+
+    async with bus, bus.session("job") as session:
+        assert await session.call(Ask()) == "bus"
+        session.register_command_handler(Ask, answer_session)
+        assert await session.call(Ask()) == "session"
+        assert await bus.call(Ask()) == "bus"
+    assert not bus.sessions
+
+
+async def test_handlers_are_gone_after_the_session_also_from_caches() -> None:
+    bus = MessageBus()
+    async with bus:
+        async with bus.session("job") as session:
+            session.handles(Ask)(answer_session)
+            assert await session.call(Ask()) == "session"
+        async with bus.session("job") as session:
+            with pytest.raises(MissingHandlerError, match="job"):
+                await session.call(Ask())
+
+
+async def test_what_a_handler_sends_stays_in_its_session() -> None:
+    bus = MessageBus()
+    seen: list[str | None] = []
+
+    @bus.handles(Relay)
+    async def relay(command: Relay, context: Context) -> str:
+        assert context.session is not None
+        assert context.session.session_id == "job"
+        return await context.call(Ask())
+
+    @bus.on(Happened)
+    async def everywhere(event: Happened) -> None:
+        seen.append(event.session_id)
+
+    async with bus, bus.session("job") as session:
+        session.register_command_handler(Ask, answer_session)
+        assert await session.call(Relay()) == "session"
+        await session.publish(Happened())
+        await bus.publish(Happened())
+        await bus.settled()
+
+    assert seen == ["job", None]
+
+
+async def test_event_handlers_of_a_session_see_only_its_events() -> None:
+    bus = MessageBus()
+    seen: list[tuple[str, int]] = []
+
+    async with bus, bus.session("a") as a, bus.session("b") as b:
+        a.subscribe(Happened, lambda event: seen.append(("a", event.number)), inline=True)
+        b.subscribe(Happened, lambda event: seen.append(("b", event.number)), inline=True)
+        bus.subscribe(Happened, lambda event: seen.append(("bus", event.number)), inline=True)
+        await a.publish(Happened(number=1))
+        await b.publish(Happened(number=2))
+        await bus.publish(Happened(number=3))
+        await bus.settled()
+
+    assert sorted(seen) == [("a", 1), ("b", 2), ("bus", 1), ("bus", 2), ("bus", 3)]
+
+
+async def test_leaving_a_session_empties_its_queues_before_its_handlers_go() -> None:
+    bus = MessageBus()
+    seen: list[int] = []
+
+    async with bus:
+        async with bus.session() as session:
+
+            @session.on(Happened)
+            async def slow(event: Happened) -> None:
+                await anyio.lowlevel.checkpoint()
+                seen.append(event.number)
+
+            for number in range(50):
+                await session.publish(Happened(number=number))
+
+        assert seen == list(range(50))
+
+
+async def test_a_session_that_ends_says_so_with_its_error_and_leftovers() -> None:
+    clock = VirtualClock()
+    bus = MessageBus(BusConfig(session_timeout=5), clock=clock)
+    ends: list[SessionEndEvent] = []
+    starts: list[str | None] = []
+    bus.subscribe(SessionEndEvent, ends.append, inline=True)
+    bus.subscribe(SessionStartEvent, lambda event: starts.append(event.session_id), inline=True)
+
+    async def job() -> None:
+        async with bus.session("job") as session:
+
+            @session.on(Happened)
+            async def hang(event: Happened) -> None:
+                await anyio.sleep_forever()
+
+            await session.publish(Happened())
+            await session.publish(Happened())
+            await clock.advance(0)
+            raise ValueError("password=hunter2")
+
+    async with bus:
+        async with anyio.create_task_group() as group:
+
+            async def run() -> None:
+                with pytest.raises(ValueError, match="hunter2"):
+                    await job()
+
+            group.start_soon(run)
+            await clock.advance(6)
+        await bus.settled()
+
+    assert starts == ["job"]
+    (end,) = ends
+    assert end.session_id == "job"
+    assert end.leftovers == 2
+    assert end.error is not None
+    assert "hunter2" not in end.error
+    assert bus.stats().total("abandoned") == 2
+
+
+async def test_a_second_live_session_of_one_id_is_refused() -> None:
+    bus = MessageBus()
+    async with bus, bus.session("job"):
+        with pytest.raises(DuplicateSessionError, match="job"):
+            async with bus.session("job"):
+                pass
+    assert not bus.sessions
+
+
+async def test_a_session_is_used_inside_its_block_only() -> None:
+    bus = MessageBus()
+    session = bus.session("job")
+    with pytest.raises(SessionClosedError, match="was not entered"):
+        await session.publish(Happened())
+
+    async with bus:
+        async with session:
+            pass
+        with pytest.raises(SessionClosedError, match="has ended"):
+            await session.publish(Happened())
+        with pytest.raises(SessionClosedError, match="has ended"):
+            session.register_command_handler(Ask, answer_session)
+        with pytest.raises(SessionClosedError, match="entered before"):
+            async with session:
+                pass
+
+
+async def test_closing_twice_does_nothing() -> None:
+    bus = MessageBus()
+    async with bus:
+        async with bus.session("job") as session:
+            await session.close()
+        await session.close()
+        assert not session.is_open
+
+
+async def test_a_session_refuses_another_sessions_message() -> None:
+    bus = MessageBus()
+    async with bus, bus.session("a") as a, bus.session("b") as b:
+        event = Happened()
+        await a.publish(event)
+
+        with pytest.raises(SessionMismatchError, match="model_copy"):
+            await b.publish(event)
+        await b.publish(event.model_copy())
+
+
+async def test_a_session_can_be_closed_by_its_own_handler() -> None:
+    bus = MessageBus()
+    handled: list[int] = []
+
+    async with bus, bus.session("job") as session:
+
+        @session.on(Happened)
+        async def end_it(event: Happened) -> None:
+            handled.append(event.number)
+            await session.close()
+
+        for number in range(3):
+            await session.publish(Happened(number=number))
+        await bus.settled()
+        assert not session.is_open
+
+    assert handled == [0]
+    assert bus.stats().total("abandoned") == 2
+
+
+async def test_session_headers_and_registries_apply() -> None:
+    registry = HandlerRegistry()
+    registry.register_command_handler(Ask, answer_session)
+    bus = MessageBus()
+
+    async with bus, bus.session("job", registries=[registry], headers={"tenant": "x"}) as session:
+        command = Ask()
+        assert await session.call(command) == "session"
+        assert dict(command.headers) == {"tenant": "x"}
+
+
+async def test_session_settled_waits_for_its_own_handlers_only() -> None:
+    bus = MessageBus()
+    gate = anyio.Event()
+    seen: list[str] = []
+
+    @bus.on(Happened)
+    async def blocked(event: Happened) -> None:
+        await gate.wait()
+
+    async with bus, bus.session() as session:
+
+        @session.on(Happened)
+        async def quick(event: Happened) -> None:
+            seen.append("quick")
+
+        await session.publish(Happened())
+        await session.settled()
+        assert seen == ["quick"]
+        gate.set()
+
+
+async def test_settled_inside_a_handler_raises_instead_of_hanging() -> None:
+    bus = MessageBus()
+    async with bus, bus.session() as session:
+
+        @session.handles(Ask)
+        async def ask(command: Ask) -> str:
+            await session.settled()
+            return ""
+
+        with pytest.raises(InsideHandlerError):
+            await session.call(Ask())
+
+
+async def test_session_filter_lets_only_those_sessions_through() -> None:
+    seen: list[str | None] = []
+    bus = MessageBus()
+    bus.subscribe(
+        Happened,
+        lambda event: seen.append(event.session_id),
+        filter=SessionFilter("a"),
+        inline=True,
+    )
+    async with bus, bus.session("a") as a, bus.session("b") as b:
+        await a.publish(Happened())
+        await b.publish(Happened())
+        await bus.publish(Happened())
+        await bus.settled()
+
+    assert seen == ["a"]
+    assert bus.stats().total("filtered") == 2
+
+
+async def test_a_session_belongs_to_the_bus_that_made_it() -> None:
+    one, other = MessageBus(), MessageBus()
+    one.register_command_handler(Ask, answer_bus)
+    async with one, other, other.session("job") as session:
+        assert session.bus is other
+        with pytest.raises(MissingHandlerError):
+            await session.call(Ask())
+
+
+async def test_no_session_can_be_opened_on_a_stopped_bus() -> None:
+    bus = MessageBus()
+    await bus.start()
+    await bus.stop()
+
+    with pytest.raises(BusClosedError):
+        async with bus.session():
+            pass
+
+
+async def test_a_cancelled_job_still_gives_its_handlers_back() -> None:
+    bus = MessageBus()
+    async with bus:
+        with anyio.CancelScope() as scope:
+            async with bus.session("job") as session:
+                session.register_command_handler(Ask, answer_session)
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert not bus.sessions
+        assert bus.stats().registered_handlers == 0
+
+
+async def test_ten_thousand_sessions_leave_memory_where_it_was() -> None:
+    bus = MessageBus()
+
+    async def one_session() -> None:
+        async with bus.session() as session:
+            session.register_command_handler(Ask, answer_session)
+            session.subscribe(Happened, lambda event: None, inline=True)
+            await session.call(Ask())
+            await session.publish(Happened())
+
+    async with bus:
+        for _ in range(100):
+            await one_session()
+        gc.collect()
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(10_000):
+            await one_session()
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+
+    assert after - before < 200_000, f"{(after - before) / 10_000:.0f} bytes a session"
