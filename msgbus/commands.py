@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from msgbus.context import Frame, current_frame, fix_in_frame
 from msgbus.lifecycle import CommandResultEvent, CommandStartedEvent
@@ -21,8 +21,10 @@ from msgbus.timeouts import within
 if TYPE_CHECKING:
     from msgbus.core import BusCore
 
-new: Final = object.__new__
-FOLD_AT: Final = Durations.FOLD_AT
+FOLD_MASK: Final = Durations.FOLD_AT - 1
+get_frame: Final = current_frame.get
+set_frame: Final = current_frame.set
+reset_frame: Final = current_frame.reset
 
 
 class CommandSide:
@@ -59,7 +61,7 @@ class CommandSide:
         """
         core = self._core
         plan = self._commands.get(type(command))
-        outer = current_frame.get()
+        outer = get_frame()
         try:
             fresh = command.__meta__ is None
         except AttributeError:
@@ -67,21 +69,21 @@ class CommandSide:
         seconds: float | None = None
         if fresh and outer is None and plan is not None and timeout is None and not headers:
             set_meta(command, ROOT)
-            frame = cast("CommandResult[R]", new(CommandResult))
+            frame: CommandResult[R] = CommandResult()
             frame.message = command
             frame.owner = plan
             frame.context = None
         else:
             plan, frame, seconds = self._prepare(command, outer, timeout, headers)
         counts = plan.counts
-        counts.sent += 1
-        token = current_frame.set(frame)
+        counts.sent = sent = counts.sent + 1
+        if core.watched:
+            self._tell_started(plan, command)
+        token = set_frame(frame)
         now = self._now
         began = now()
         elapsed = 0.0
         try:
-            if core.observed:
-                self._tell_started(plan, command)
             if seconds is None:
                 value = await plan.invoke(command)
             else:
@@ -104,14 +106,13 @@ class CommandSide:
             counts.cancelled += 1
             raise
         finally:
-            current_frame.reset(token)
-            recent = counts.recent
-            recent.append(elapsed)
-            if len(recent) >= FOLD_AT:
+            reset_frame(token)
+            counts.recent.append(elapsed)
+            if not sent & FOLD_MASK:
                 counts.fold()
-            if core.settlers:
+            if core.watched:
                 core.work_ended()
-        if core.observed:
+        if core.watched:
             self._tell_result(plan, command, frame)
         return frame
 

@@ -88,8 +88,6 @@ class BusCore(Quiescence):
         self.events: dict[type, EventPlan] = {}
         self._threads = ThreadPool(config.max_threads)
         registry.watch(self.refresh)
-        self.observed = False
-        """Whether somebody may want to hear of commands."""
 
     # -- plans ---------------------------------------------------------------------------
 

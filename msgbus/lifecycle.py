@@ -83,10 +83,9 @@ class LifecyclePort:
     def forget(self) -> None:
         """The handlers have changed."""
         self._wanted = {}
-        self._core.observed = bool(
-            self._core.sessions_observe_commands
-            or (self.wants(CommandStartedEvent) or self.wants(CommandResultEvent))
-        )
+        in_sessions = self._core.sessions_observe_commands > 0
+        on_bus = self.wants(CommandStartedEvent) or self.wants(CommandResultEvent)
+        self._core.observe_commands(in_sessions or on_bus)
 
     def wants(self, event_type: type[SystemEvent]) -> bool:
         """Whether anybody subscribes to this class on the bus itself."""

@@ -29,22 +29,37 @@ class Quiescence:
         self.ledger = ledger
         self.waiting_publishers = 0
         """Publishes that wait for room, or are about to."""
-        self.settlers: list[anyio.Event] = []
-        """Those who wait for work to end; an attribute, as it is read per command."""
+        self.watched = False
+        """Whether somebody waits for work to end, or may want to hear of commands: the one
+        thing that is asked for every command."""
+        self._observed = False
+        self._settlers: list[anyio.Event] = []
 
     def lane_left(self, lane: Lane) -> None:
         """A lane that was to leave has finished."""
         self.lanes.pop((lane.registration, lane.session_id), None)
 
+    def observe_commands(self, observed: bool) -> None:
+        """Somebody may want to hear of commands, or nobody does any more."""
+        self._observed = observed
+        self.watched = observed or bool(self._settlers)
+
+    def _wait_for_work(self) -> anyio.Event:
+        settler = anyio.Event()
+        self._settlers.append(settler)
+        self.watched = True
+        return settler
+
     @property
     def hurry(self) -> bool:
         """Whether somebody waits for all work to be done."""
-        return bool(self.settlers)
+        return bool(self._settlers)
 
     def work_ended(self) -> None:
         """Something finished: let those who wait for quiescence look again."""
-        if self.settlers:
-            settlers, self.settlers = self.settlers, []
+        if self._settlers:
+            settlers, self._settlers = self._settlers, []
+            self.watched = self._observed
             for settler in settlers:
                 settler.set()
 
@@ -98,23 +113,20 @@ class Quiescence:
         # `expired` is asked as well: work that ends again and again keeps waking this task,
         # and a cancellation is only delivered to a task that sleeps.
         while self.busy(lanes(), commands=commands) and not expired():
-            settler = anyio.Event()
-            self.settlers.append(settler)
+            settler = self._wait_for_work()
             for lane in lanes():
                 lane.stop_lingering()
                 lane.see_to_work()
             try:
                 await settler.wait()
             finally:
-                if settler in self.settlers:
-                    self.settlers.remove(settler)
+                if settler in self._settlers:
+                    self._settlers.remove(settler)
 
     async def workers_gone(self) -> None:
         """Wait until every worker has ended."""
         while any(lane.workers for lane in self.lanes.values()):
-            settler = anyio.Event()
-            self.settlers.append(settler)
-            await settler.wait()
+            await self._wait_for_work().wait()
 
     async def retire(
         self,

@@ -128,6 +128,25 @@ class Registrar(ABC, Generic[T_co]):
         )
         self._register(registration, replace=replace)
 
+    # The plain forms come first: type checkers can infer a lambda's parameter only there.
+    @overload
+    def register_event_handler(
+        self,
+        event_type: type[E],
+        handler: Callable[[E], Any],
+        *,
+        batch: Literal[False] = False,
+        **options: Unpack[EventOptions],
+    ) -> T_co: ...
+    @overload
+    def register_event_handler(
+        self,
+        event_type: type[E],
+        handler: Callable[[list[E]], Any],
+        *,
+        batch: Literal[True],
+        **options: Unpack[EventOptions],
+    ) -> T_co: ...
     @overload
     def register_event_handler(
         self,

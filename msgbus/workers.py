@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from msgbus.runtime import Runtime, Task
 
 FOLD_AT = Durations.FOLD_AT
-new = object.__new__
 set_frame = current_frame.set
 
 
@@ -85,7 +84,7 @@ class Worker:
                 gated, event = event, event.event
                 await self._pass_gate(gated)
                 began = now()
-            frame = new(EventFrame)
+            frame = EventFrame()
             frame.message = event
             frame.owner = lane
             frame.context = None

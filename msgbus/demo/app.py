@@ -107,7 +107,11 @@ def silent_log() -> Generator[None]:
 
 def as_data(outcome: Outcome, books: Books) -> dict[str, Any]:
     """Everything that was counted, by whomever, ready for JSON."""
-    shop = {name: value for name, value in vars(outcome.shop).items() if isinstance(value, int)}
+    shop = {
+        name: value
+        for name, value in vars(outcome.shop).items()
+        if isinstance(value, int) and not name.startswith("_")
+    }
     return {
         "seed": outcome.plan.seed,
         "orders": len(outcome.plan.orders),

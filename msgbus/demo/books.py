@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 from msgbus.demo.messages import CallbackRequested, Card, OrderPlaced, ReviewRequested
 from msgbus.demo.rush import JOBS, Outcome
 from msgbus.lifecycle import EventHandlerFailedEvent, SessionEndEvent
 from msgbus.messages import Event
 from msgbus.telemetry.stats import EventHandlerStats
+
+
+BY_THE_BUS: Final = "as the bus counted it"
 
 
 @final
@@ -73,7 +76,7 @@ def _orders(outcome: Outcome) -> Iterator[Equation]:
         "as the order book had it", len(plan.orders), *(plan.count(card) for card in Card)
     )
     yield equation(
-        "as the bus counted it", command.sent, command.handled, till.declined,
+        BY_THE_BUS, command.sent, command.handled, till.declined,
         command.failed - till.declined,
     )  # fmt: skip
 

@@ -93,24 +93,27 @@ async def run(plan: Plan, watch: Callable[[Till, Shop], None]) -> Outcome:
     began = time.perf_counter()
     async with anyio.create_task_group() as watching:
         watching.start_soon(_show, watch, till, shop)
-        queue = iter(plan.at_tills)
-        async with anyio.create_task_group() as rush:
-            for job, orders in enumerate(plan.imports, 1):
-                rush.start_soon(_import, bus, f"import-{job}", orders, till, shop)
-            for _ in range(TILLS):
-                rush.start_soon(_sell, bus, queue, till)
-        calls.resume()
-        while shop.reviews_asked < till.reviews_soon:
-            await anyio.sleep(SOON / 10)
-        drain = await bus.stop()
+        await _rush(bus, plan, till, shop)
         watching.cancel_scope.cancel()
+    calls.resume()
+    await shop.wait_for_reviews(till.reviews_soon)
+    drain = await bus.stop()
     seconds = time.perf_counter() - began
     watch(till, shop)
     return Outcome(plan, till, shop, bus.stats(), drain, seconds)
 
 
-async def _sell(bus: MessageBus, queue: Iterator[PlaceOrder], till: Till) -> None:
-    for order in queue:
+async def _rush(bus: MessageBus, plan: Plan, till: Till, shop: Shop) -> None:
+    line = iter(plan.at_tills)
+    async with anyio.create_task_group() as everybody:
+        for job, orders in enumerate(plan.imports, 1):
+            everybody.start_soon(_import, bus, f"import-{job}", orders, till, shop)
+        for _ in range(TILLS):
+            everybody.start_soon(_sell, bus, line, till)
+
+
+async def _sell(bus: MessageBus, line: Iterator[PlaceOrder], till: Till) -> None:
+    for order in line:
         await _place(bus, order, till)
 
 

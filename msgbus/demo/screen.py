@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from msgbus.demo.books import Books, Equation
+from msgbus.demo.books import BY_THE_BUS, Books, Equation
 from msgbus.demo.messages import Card
 from msgbus.demo.plan import Plan
 from msgbus.demo.rush import JOBS, TILLS, Outcome, Till
-from msgbus.demo.shop import CALL_CENTRE, PRINTER, SCREEN, Shop
+from msgbus.demo.shop import CALL_CENTRE, PRINTER, Shop
 from msgbus.errors import MissingExtraError
 from msgbus.telemetry.stats import DurationStats
 
@@ -24,15 +24,13 @@ except ImportError as missing:
     raise MissingExtraError(package, extra="cli") from missing
 
 INTRODUCTION: Final = f"""\
-A shop takes {{orders:,}} orders at {TILLS} tills, and {JOBS} import jobs, a session each, bring a \
-tenth of them.
-Each order is a command; one in 25 is declined by the bank, one in 33 meets a broken gateway.
-Each sale is an event with seven handlers. [b]print_label[/] is slow, with a queue of \
-{PRINTER.max_size}: the tills wait for it (WAIT).
-[b]show_live[/] is slower, with a queue of {SCREEN.max_size}: what is old falls out \
-(DROP_OLDEST). [b]call_back[/] opens after the rush
-and takes {CALL_CENTRE.max_size} (REJECT_NEW). A filter of the bus stops test orders; \
-some receipts bounce; some reviews are delayed.
+A shop takes {{orders:,}} orders at {TILLS} tills; a tenth of them come from {JOBS} import jobs, \
+each a session. Each order is a command: the bank declines one in 25, the gateway breaks on one in \
+33. Each sale is an event with seven handlers. [b]print_label[/] is slow and its queue short \
+({PRINTER.max_size}), so the tills wait for it (WAIT). [b]show_live[/] is slower still, but drops \
+what is old (DROP_OLDEST). [b]call_back[/] opens after the rush; until then {CALL_CENTRE.max_size} \
+may wait, the rest is refused (REJECT_NEW). Test orders are filtered out, some receipts bounce, \
+and requests for a review are delayed.
 """
 
 
@@ -67,10 +65,9 @@ class Screen:
                 note=f"{till.accepted:,} accepted, {till.declined:,} declined, "
                 f"{till.broken:,} broken",
             )
-            behind = shop.orders_published.accepted - shop.labels_printed
-            progress.update(
-                labels, completed=shop.labels_printed, note=f"{max(behind, 0):,} behind: tills wait"
-            )
+            behind = max(shop.orders_published.accepted - shop.labels_printed, 0)
+            note = "queue full, the tills wait" if behind >= PRINTER.max_size else ""
+            progress.update(labels, completed=shop.labels_printed, note=note)
             progress.update(
                 shown,
                 completed=shop.lines_shown,
@@ -83,16 +80,18 @@ class Screen:
     def report(self, outcome: Outcome, books: Books) -> None:
         """The tables, and the verdict."""
         print_ = self._console.print
+        stats = outcome.stats
+        print_(_table("orders", books.orders, {BY_THE_BUS: stats.commands["place_order"]}))
+        print_(_table("event", books.events, {}))
+        print_(_table("handler", books.handlers, stats.handlers))
         print_()
-        print_(_table("orders", books.orders))
-        print_(_table("event", books.events))
-        print_(_table("handler", books.handlers, durations=_durations(outcome)))
         for equation in books.others:
             print_(_line(equation))
         drain = outcome.drain
         print_(
-            f"\n{outcome.seconds:.1f} s, {outcome.till.placed / outcome.seconds:,.0f} orders/s, "
-            f"{outcome.stats.total('handled') / outcome.seconds:,.0f} handler calls/s. "
+            f"\n{outcome.seconds:.1f} s, {outcome.till.placed / outcome.seconds:,.0f} orders/s "
+            f"(the printer is the limit), "
+            f"{stats.total('handled') / outcome.seconds:,.0f} events handled/s. "
             f"stop() finished {drain.handled:,} queued, abandoned {drain.abandoned:,}, "
             f"handed back {len(drain.scheduled):,} delayed."
         )
@@ -107,34 +106,36 @@ class Screen:
 
 
 def _table(
-    subject: str,
-    equations: Sequence[Equation],
-    durations: dict[str, DurationStats] | None = None,
+    subject: str, equations: Sequence[Equation], durations: Mapping[str, DurationStats]
 ) -> Table:
-    """One line per equation: the total, its parts, and whether they agree."""
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column(subject)
-    table.add_column(f"{equations[0].total_name} =", justify="right")
-    for place, (name, _) in enumerate(equations[0].parts):
-        table.add_column(name if place == 0 else f"+ {name}", justify="right")
+    """One line per equation: the total, its parts, whether they agree, and how long it took."""
+    names = [equations[0].total_name, *(name for name, _ in equations[0].parts)]
+    table = Table(
+        box=None,
+        padding=(0, 1, 0, 0),
+        header_style="dim",
+        title=f"\n{names[0]} = {' + '.join(names[1:])}",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column(subject, no_wrap=True)
+    lines = [[equation.total, *(value for _, value in equation.parts)] for equation in equations]
+    for name, numbers in zip(names, zip(*lines, strict=True), strict=True):
+        # On a narrow terminal headings may be folded, but numbers must be read.
+        width = max(len(f"{number:,}") for number in numbers)
+        table.add_column(name, justify="right", min_width=width, overflow="fold")
     table.add_column("")
-    if durations is not None:
-        for name in ("p50", "p95", "p99"):
-            table.add_column(name, justify="right", style="cyan")
-    for equation in equations:
-        numbers = [equation.total, *(value for _, value in equation.parts)]
-        times: list[str] = []
-        if durations is not None and equation.subject in durations:
-            stats = durations[equation.subject]
-            times = [_seconds(one) for one in (stats.p50, stats.p95, stats.p99)]
-        table.add_row(
-            equation.subject, *(f"{number:,}" for number in numbers), _mark(equation), *times
-        )
+    for name in ("p50", "p95", "p99") if durations else ():
+        table.add_column(name, justify="right", style="cyan", no_wrap=True)
+    for equation, numbers in zip(equations, lines, strict=True):
+        times = _percentiles(durations.get(equation.subject))
+        shown = (f"{number:,}" for number in numbers)
+        table.add_row(equation.subject, *shown, _mark(equation), *times)
     return table
 
 
-def _durations(outcome: Outcome) -> dict[str, DurationStats]:
-    return {**outcome.stats.handlers, **outcome.stats.commands}
+def _percentiles(stats: DurationStats | None) -> list[str]:
+    return [] if stats is None else [_seconds(one) for one in (stats.p50, stats.p95, stats.p99)]
 
 
 def _line(equation: Equation) -> Text:

@@ -101,6 +101,8 @@ class Shop:
         self.imported = 0
         self.failures_heard = 0
         self.jobs_ended = 0
+        self._reviews_wanted = -1
+        self._reviews_done = anyio.Event()
 
     async def place_order(
         self, command: PlaceOrder, context: Context, gateway: PaymentGateway
@@ -170,6 +172,14 @@ class Shop:
         """Published with a delay."""
         del event
         self.reviews_asked += 1
+        if self.reviews_asked == self._reviews_wanted:
+            self._reviews_done.set()
+
+    async def wait_for_reviews(self, number: int) -> None:
+        """Return once so many were asked for."""
+        if self.reviews_asked < number:
+            self._reviews_wanted = number
+            await self._reviews_done.wait()
 
     async def count_import(self, event: OrderPlaced) -> None:
         """Registered on each import job's session: sees that job's orders only."""
@@ -209,7 +219,7 @@ def open_shop(shop: Shop) -> tuple[MessageBus, Subscription]:
     on(OrderPlaced, shop.take_stock, name="take_stock")
     on(OrderPlaced, shop.analyse, name="analyse", batch=True)
     on(OrderPlaced, shop.wrap_gift, name="wrap_gift", filter=is_big)
-    on(OrderPlaced, shop.print_label, name="print_label", concurrency=8, queue=PRINTER)
+    on(OrderPlaced, shop.print_label, name="print_label", concurrency=16, queue=PRINTER)
     on(OrderPlaced, shop.show_live, name="show_live", queue=SCREEN)
     on(ShopEvent, shop.audit, name="audit")
     on(ReviewRequested, shop.ask_for_review, name="ask_for_review")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, Final, final
 
 import anyio
@@ -156,10 +156,10 @@ class RateLimitMiddleware:
             await bucket.take(cost, clock)
         return await call_next(message)
 
-    def _costs(self, handled: Any) -> Counter[Hashable]:
+    def _costs(self, handled: Any) -> Mapping[Hashable, int]:
         messages = messages_in(handled)
         if self._key is None:
-            return Counter({"": len(messages)})
+            return {"": len(messages)}
         keys = [self._key(message) for message in messages]
         return Counter(key for key in keys if key is not None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
@@ -48,6 +48,8 @@ class Publishing:
     """One event handed to the bus."""
 
     event: Event
+    is_under_way: bool = False
+    """Whether `publish` has not come back yet; it may be waiting for room."""
     receipt: PublishReceipt | None = None
     """`None` for what the bus tells by itself, and for events that came by a side door."""
     error: Exception | None = None
@@ -73,6 +75,15 @@ class Entry:
             if delivery.owner is owner:
                 return delivery
         return None
+
+
+def _seen_cancel(publishing: Publishing, receipt: PublishReceipt) -> Callable[[], bool]:
+    def cancel() -> bool:
+        took_back = receipt.cancel is not None and receipt.cancel()
+        publishing.is_cancelled |= took_back
+        return took_back
+
+    return cancel
 
 
 @final
@@ -120,6 +131,7 @@ class History:
         self.executed: list[Command[Any]] = []
         """Commands that reached their handler."""
         self.publishings: list[Publishing] = []
+        """In the order in which the bus took the events."""
 
     @property
     def entries(self) -> Iterable[Entry]:
@@ -159,42 +171,47 @@ class History:
 
     # -- publishing ----------------------------------------------------------------------------
 
-    def published(self, event: Event, receipt: PublishReceipt) -> None:
-        """The bus took an event, or turned it away and said so."""
-        for publishing in self.entry(event).publishings:
-            if publishing.receipt is None and publishing.error is None:
-                break  # a handler was faster than the receipt
-        else:
-            publishing = self._publishing(event)
-        publishing.receipt = receipt
-        self._missed(receipt.dropped, Outcome.DROPPED)
+    def publishing(self, event: Event) -> Publishing:
+        """`publish` was called."""
+        publishing = Publishing(event, is_under_way=True)
+        self.entry(event).publishings.append(publishing)
+        return publishing
 
-    def delayed(self, event: Event, receipt: PublishReceipt, due: float) -> PublishReceipt:
-        """The bus keeps an event for later; gives a receipt whose `cancel` is seen too."""
-        publishing = self._publishing(event)
+    def published(
+        self, publishing: Publishing, receipt: PublishReceipt, due: float | None
+    ) -> PublishReceipt:
+        """The bus took an event, now or for later, or turned it away and said so.
+
+        Returns:
+            The receipt to give to the caller: of a delayed event, one whose `cancel` is seen.
+        """
+        if due is not None:
+            receipt = replace(receipt, cancel=_seen_cancel(publishing, receipt))
         publishing.due = due
+        publishing.receipt = receipt
+        self._came_back(publishing)
+        self._missed(receipt.dropped, Outcome.DROPPED)
+        return receipt
 
-        def cancel() -> bool:
-            took_back = receipt.cancel is not None and receipt.cancel()
-            publishing.is_cancelled |= took_back
-            return took_back
-
-        publishing.receipt = replace(receipt, cancel=cancel)
-        return publishing.receipt
-
-    def refused(self, event: Event, error: Exception) -> None:
+    def refused(self, publishing: Publishing, error: Exception) -> None:
         """`publish` raised."""
-        self._publishing(event).error = error
+        publishing.error = error
+        self._came_back(publishing)
+
+    def withdrawn(self, publishing: Publishing) -> None:
+        """`publish` was cancelled while it waited, or was given no event: nothing happened."""
+        entry = self.entry(publishing.event)
+        entry.publishings.remove(publishing)
+        if not entry.publishings and not entry.deliveries:
+            del self._entries[id(publishing.event)]
+
+    def _came_back(self, publishing: Publishing) -> None:
+        publishing.is_under_way = False
+        self.publishings.append(publishing)
 
     def left(self, report: DrainReport) -> None:
         """The bus has stopped, and hands back what it did not finish."""
         self._missed(report.leftovers, Outcome.ABANDONED)
-
-    def _publishing(self, event: Event) -> Publishing:
-        publishing = Publishing(event)
-        self.entry(event).publishings.append(publishing)
-        self.publishings.append(publishing)
-        return publishing
 
     def _missed(self, undelivered: Iterable[Undelivered], outcome: Outcome) -> None:
         for one in undelivered:
@@ -216,7 +233,7 @@ class History:
             return again
         if isinstance(message, Event):
             if self._is_news(entry):
-                self._publishing(message)
+                self._came_back(self.publishing(message))
         else:
             self.executed.append(cast("Command[Any]", message))
         delivery = Delivery(message, handler, owner)

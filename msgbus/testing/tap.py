@@ -146,22 +146,23 @@ class Tap:
         at: datetime | None = None,
     ) -> PublishReceipt:
         """`MessageBus.publish`, told of."""
+        told = [(history, history.publishing(event)) for history in self.histories]
         try:
             receipt = await self._publish(event, headers=headers, topic=topic, delay=delay, at=at)
-        except WrongMessageTypeError:
-            raise  # it is no event
-        except Exception as error:
-            for history in self.histories:
-                history.refused(event, error)
+        except BaseException as error:
+            for history, publishing in told:
+                if isinstance(error, Exception) and not isinstance(error, WrongMessageTypeError):
+                    history.refused(publishing, error)
+                else:
+                    history.withdrawn(publishing)
             raise
-        if receipt.cancel is None:
-            for history in self.histories:
-                history.published(event, receipt)
-            return receipt
-        clock = self._bus.clock
-        wait = at.timestamp() - clock.time() if at is not None else delay or 0.0
-        for history in self.histories:
-            receipt = history.delayed(event, receipt, clock.now() + wait)
+        due: float | None = None
+        if receipt.cancel is not None:
+            clock = self._bus.clock
+            wait = at.timestamp() - clock.time() if at is not None else delay or 0.0
+            due = clock.now() + wait
+        for history, publishing in told:
+            receipt = history.published(publishing, receipt, due)
         return receipt
 
     async def execute(

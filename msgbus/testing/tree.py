@@ -75,6 +75,8 @@ def _handlers(history: History, publishing: Publishing) -> int:
 
 def _fate(history: History, publishing: Publishing) -> str:
     """What there is to say about the publishing itself; nothing if it simply went well."""
+    if publishing.is_under_way:
+        return "being published"
     if publishing.error is not None:
         return f"not published: {redact_exception(publishing.error)}"
     if publishing.is_cancelled:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 
 from msgbus import (
@@ -121,7 +121,7 @@ class PublisherAtItsTurn:
         await self.bus.publish(OrderPlaced(number=number))
         self.admitted.append(number)
 
-    async def run(self, publish_two: Callable[[], Awaitable[object]]) -> None:
+    async def run(self, publish_two: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async with self.bus, anyio.create_task_group() as tasks:
             await self.publish(0)
             await self._hanging.wait()

@@ -145,7 +145,7 @@ async def test_a_command_without_handler_raises_and_says_how_to_register_one() -
 
 
 async def test_an_event_cannot_be_executed_and_the_error_says_what_to_do() -> None:
-    with pytest.raises(WrongMessageTypeError, match="bus.publish"):
+    with pytest.raises(WrongMessageTypeError, match=r"bus\.publish"):
         await make_bus().execute(Added(total=1))  # type: ignore[arg-type]
 
 
@@ -225,8 +225,8 @@ async def test_a_timeout_fails_the_command_and_cancels_the_handler() -> None:
         finally:
             cancelled = True
 
+    results: list[CommandResult[None]] = []
     async with anyio.create_task_group() as group:
-        results: list[CommandResult[None]] = []
 
         async def execute() -> None:
             results.append(await bus.execute(Fail(), timeout=5))
@@ -364,15 +364,15 @@ async def test_emit_takes_only_events() -> None:
 async def test_command_events_are_published_only_when_somebody_names_them() -> None:
     bus = make_bus()
     seen: list[Event] = []
-    bus.subscribe(CommandStartedEvent, lambda event: seen.append(event), inline=True)
-    bus.subscribe(CommandResultEvent, lambda event: seen.append(event), inline=True)
+    bus.subscribe(CommandStartedEvent, seen.append, inline=True)
+    bus.subscribe(CommandResultEvent, seen.append, inline=True)
 
     async with bus:
         command = Fail()
         result = await bus.execute(command)
         await bus.settled()
 
-    started, ended = seen
+    started, ended = sorted(seen, key=lambda event: isinstance(event, CommandResultEvent))
     assert isinstance(started, CommandStartedEvent)
     assert isinstance(ended, CommandResultEvent)
     assert started.command_id == ended.command_id == command.message_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -95,7 +95,7 @@ async def test_a_resource_opens_at_start_and_closes_after_the_drain() -> None:
     log: list[str] = []
 
     @asynccontextmanager
-    async def open_database() -> AsyncIterator[Database]:
+    async def open_database() -> AsyncGenerator[Database]:
         log.append("open")
         yield Database()
         log.append("close")
@@ -138,7 +138,7 @@ async def test_generators_and_factories_with_dependencies_work() -> None:
 
 
 async def test_an_opened_resource_needs_a_started_bus() -> None:
-    bus = MessageBus(provide={Database: lambda: Database()})
+    bus = MessageBus(provide={Database: Database})
 
     @bus.handles(Ask)
     async def ask(command: Ask, database: Database) -> str:
@@ -247,7 +247,7 @@ class Container:
         return wanted is Database
 
     @asynccontextmanager
-    async def open(self, context: Context) -> AsyncIterator[Any]:
+    async def open(self, context: Context) -> AsyncGenerator[Any]:
         self.scopes.append(f"open {context.handler}")
 
         async def get(wanted: type) -> Any:
@@ -359,7 +359,7 @@ class TestSignatures:
             return ""
 
         with pytest.raises(HandlerSignatureError, match="neither annotation nor"):
-            MessageBus().register_command_handler(Ask, wrong)
+            MessageBus().register_command_handler(Ask, wrong)  # pyright: ignore[reportUnknownArgumentType]
 
     def test_a_class_instead_of_an_instance(self) -> None:
         class Handler:
@@ -390,7 +390,7 @@ class TestSignatures:
         async def wrong(event: Happened) -> None: ...
 
         with pytest.raises(HandlerSignatureError, match=r"list\[Happened\]"):
-            MessageBus().subscribe(Happened, wrong, batch=True)  # type: ignore[arg-type]
+            MessageBus().subscribe(Happened, wrong, batch=True)  # type: ignore[call-overload]
 
     def test_commands_and_events_are_not_mixed_up(self) -> None:
         async def handle(message: object) -> None: ...

@@ -334,14 +334,14 @@ async def test_a_waiter_that_is_cancelled_steps_out_of_every_line() -> None:
 
 async def test_a_waiter_whose_queue_goes_away_is_sent_out_of_every_line() -> None:
     left, right, line = make_queue(1, filled=1), make_queue(1), Line()
+    first = Waiter([left, right])
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(line.join, "first", [left, right])
-        await let_others_run()
+        tasks.start_soon(first.wait)
         tasks.start_soon(line.join, "second", [right])
         await let_others_run()
-        line.waiters["first"].give_up()
-        assert not left.waiting
-        await let_others_run()
+        assert line.gone == []
+        first.give_up()
 
-    assert "second" in line.gone
+    assert not left.waiting
+    assert line.gone == ["second"]

@@ -82,9 +82,11 @@ async def test_a_failed_list_is_tried_again_but_for_what_succeeded() -> None:
     assert lists == [["a", "bad"], ["a", "bad"], ["a"], ["bad"]]
 
 
-async def lists_side_by_side(*, first_fails: bool) -> list[list[str]]:
-    """What a handler gets of the lists [a, b] and, while that is at work, [b, c]."""
-    middleware = IdempotencyMiddleware(key=by_order)
+async def lists_side_by_side(
+    second: str, *, first_fails: bool = False, max_size: int = 100
+) -> list[list[str]]:
+    """What a handler gets of the list [a, b] and of one that comes while that is at work."""
+    middleware = IdempotencyMiddleware(key=by_order, max_size=max_size)
     lists: list[list[str]] = []
     go_on = anyio.Event()
 
@@ -104,17 +106,21 @@ async def lists_side_by_side(*, first_fails: bool) -> list[list[str]]:
     async with anyio.create_task_group() as group:
         group.start_soon(hand_over, "ab")
         await let_all_run()
-        group.start_soon(hand_over, "bc")
+        group.start_soon(hand_over, second)
         await let_all_run()
         go_on.set()
     return lists
 
 
 async def test_a_list_waits_for_what_another_list_has_in_hand() -> None:
-    assert await lists_side_by_side(first_fails=False) == [["a", "b"], ["c"]]
+    assert await lists_side_by_side("bc") == [["a", "b"], ["c"]]
 
 
 async def test_a_list_takes_over_what_another_list_failed_on() -> None:
-    lists = await lists_side_by_side(first_fails=True)
+    lists = await lists_side_by_side("bc", first_fails=True)
 
     assert sorted(lists) == [["a", "b"], ["b"], ["c"], ["failed"]]
+
+
+async def test_what_another_list_has_done_is_done_even_if_it_is_forgotten_at_once() -> None:
+    assert await lists_side_by_side("ac", max_size=1) == [["a", "b"], ["c"]]

@@ -122,6 +122,27 @@ async def test_a_newcomer_does_not_overtake_the_line() -> None:
     assert line.handled == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
+async def test_one_who_needs_few_tokens_does_not_overtake_one_who_waits_for_many() -> None:
+    clock = VirtualClock()
+    start = clock.now()
+    middleware = RateLimitMiddleware(1, burst=3, clock=clock)
+    handled: list[tuple[int, float]] = []
+
+    async def record(events: list[Called]) -> None:
+        handled.append((len(events), clock.now() - start))
+
+    async def hand_over(count: int) -> None:
+        await middleware([Called() for _ in range(count)], record)
+
+    async with anyio.create_task_group() as group:
+        for count in (3, 3, 1):
+            group.start_soon(hand_over, count)
+            await clock.advance(1)
+        await clock.advance(100)
+
+    assert handled == [(3, 0.0), (3, 3.0), (1, 4.0)]
+
+
 @pytest.mark.parametrize("rate", [3, 7, 30, 333, 12_345])
 async def test_in_the_long_run_the_rate_is_kept(rate: int) -> None:
     line = Line(rate, burst=1)

@@ -30,6 +30,7 @@ from msgbus import (
     QueueFullError,
     SessionEndEvent,
     TypeFilter,
+    WrongMessageTypeError,
 )
 from msgbus.testing import Recorder, VirtualClock, record
 from tests.fakes import OrderEvent, OrderPlaced, SlowHandler, let_others_run, logged
@@ -209,14 +210,16 @@ async def test_an_event_from_before_the_block_is_handled_in_it_but_not_published
 async def test_a_method_taken_before_the_block_is_seen_when_a_handler_gets_the_message() -> None:
     bus = MessageBus(registries=[handlers])
     publish, execute = bus.publish, bus.execute
+    event = OrderPlaced()
 
     async with record(bus) as recorder:
-        await publish(OrderPlaced())
+        await publish(event)
         await execute(ChargeCard())
         await recorder.settled()
+        await recorder.publish(event)
 
     assert kinds(recorder.executed()) == ["ChargeCard"]
-    assert recorder.published(OrderPlaced) == [OrderPlaced()]
+    assert recorder.published(OrderPlaced) == [event, event]
     assert ("ChargeCard", "charge_card") in handled(recorder)
     assert ("OrderPlaced", "send_receipt") in handled(recorder)
 
@@ -393,11 +396,15 @@ async def test_a_list_that_is_tried_again_is_recorded_once_for_each_event() -> N
         if any(event.number == 3 for event in events):
             raise ValueError("three")
 
+    bus.register_event_handler(OrderEvent, ignore, name="all")
+
     async with record(bus) as recorder:
         await recorder.publish_many(OrderPlaced(number=number) for number in range(5))
         await recorder.settled()
 
-    assert [one.message.number for one in recorder.handled(OrderPlaced)] == [0, 1, 2, 4]
+    by_lists = [one for one in recorder.handled(OrderPlaced) if one.handler == "no_threes"]
+    assert [one.message.number for one in by_lists] == [0, 1, 2, 4]
+    assert len(recorder.handled()) == 9
     assert [one.message.number for one in recorder.failed(OrderPlaced)] == [3]
 
 
@@ -467,7 +474,7 @@ async def test_an_event_whose_publish_raised_was_not_published() -> None:
 async def test_a_publish_that_was_cancelled_while_it_waited_is_not_recorded() -> None:
     bus = MessageBus(BusConfig(queue=QueueConfig(max_size=1)))
     slow = SlowHandler()
-    bus.register_event_handler(OrderPlaced, slow)
+    bus.register_event_handler(OrderPlaced, slow, name="slow")
 
     async with record(bus) as recorder:
         await recorder.publish(OrderPlaced(number=1))
@@ -479,6 +486,36 @@ async def test_a_publish_that_was_cancelled_while_it_waited_is_not_recorded() ->
         await recorder.settled()
 
     assert [event.number for event in recorder.published(OrderPlaced)] == [1, 2]
+    assert recorder.causation_tree().splitlines() == ["OrderPlaced: handled by slow"] * 2
+
+
+async def test_an_event_that_waits_for_room_is_published_once_it_has_it() -> None:
+    bus = MessageBus(BusConfig(queue=QueueConfig(max_size=1)))
+    slow = SlowHandler()
+    bus.register_event_handler(OrderPlaced, slow, name="slow")
+
+    async with record(bus) as recorder:
+        async with anyio.create_task_group() as tasks:
+            await recorder.publish(OrderPlaced(number=1))
+            await slow.started.wait()
+            await recorder.publish(OrderPlaced(number=2))
+            tasks.start_soon(recorder.publish, OrderPlaced(number=3))
+            await let_others_run()
+            before = len(recorder.published()), recorder.causation_tree().splitlines()[-1]
+            slow.release.set()
+        await recorder.settled()
+
+    assert before == (2, "OrderPlaced: being published")
+    assert [event.number for event in recorder.published(OrderPlaced)] == [1, 2, 3]
+
+
+async def test_what_is_no_event_is_not_recorded() -> None:
+    async with record(MessageBus(registries=[handlers])) as recorder:
+        with pytest.raises(WrongMessageTypeError):
+            await recorder.publish(PlaceOrder())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+    assert recorder.published() == []
+    assert recorder.causation_tree() == ""
 
 
 # -- delayed events ----------------------------------------------------------------------------

@@ -1,0 +1,44 @@
+"""What `msgbus.middleware` exports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from msgbus import middleware
+
+
+def test_the_names_are_sorted() -> None:
+    assert middleware.__all__ == sorted(middleware.__all__)
+
+
+@pytest.mark.parametrize("name", middleware.__all__)
+def test_every_name_is_there_and_comes_from_its_own_file(name: str) -> None:
+    exported = getattr(middleware, name)
+
+    assert exported.__name__ == name
+    assert exported.__module__.startswith("msgbus.middleware.")
+
+
+@pytest.mark.parametrize("name", [one for one in middleware.__all__ if one.endswith("Middleware")])
+def test_every_ready_middleware_handles_lists_too(name: str) -> None:
+    assert getattr(middleware, name).batch is True
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'MagicMiddleware'"):
+        getattr(middleware, "MagicMiddleware")  # noqa: B009 (what an import does)
+
+
+def test_importing_the_bus_imports_no_ready_middleware() -> None:
+    code = (
+        "import sys, msgbus;"
+        "print(sorted(name for name in sys.modules if name.startswith('msgbus.middleware.')),"
+        "'opentelemetry' in sys.modules)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "['msgbus.middleware.chain'] False"
