@@ -92,7 +92,9 @@ def markdown_table(results: Sequence[Result]) -> str:
     ]
     for result in results:
         title, *rest = cells(result)
-        baseline = result.row.baseline.replace("|", "\\|")
+        baseline = result.row.baseline
+        if "(" in baseline:
+            baseline = f"`{baseline}`"  # code, which Markdown would else take for a link
         lines.append(f"| {' | '.join([title, baseline, *rest])} |")
     return "\n".join(lines)
 

@@ -12,7 +12,6 @@ from msgbus.lifecycle import EventHandlerFailedEvent, SessionEndEvent
 from msgbus.messages import Event
 from msgbus.telemetry.stats import EventHandlerStats
 
-
 BY_THE_BUS: Final = "as the bus counted it"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final, final
 
@@ -22,8 +22,9 @@ class Plan:
     """Who will order what."""
 
     seed: int
-    at_tills: tuple[PlaceOrder, ...]
-    imports: tuple[tuple[PlaceOrder, ...], ...]
+    # Not in the repr: asyncio shows the result of its main task when the loop is closed.
+    at_tills: tuple[PlaceOrder, ...] = field(repr=False)
+    imports: tuple[tuple[PlaceOrder, ...], ...] = field(repr=False)
     """One list for each import job."""
 
     @property

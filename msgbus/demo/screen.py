@@ -127,9 +127,9 @@ def _table(
     table.add_column("")
     for name in ("p50", "p95", "p99") if durations else ():
         table.add_column(name, justify="right", style="cyan", no_wrap=True)
-    for equation, numbers in zip(equations, lines, strict=True):
+    for equation, line in zip(equations, lines, strict=True):
         times = _percentiles(durations.get(equation.subject))
-        shown = (f"{number:,}" for number in numbers)
+        shown = (f"{number:,}" for number in line)
         table.add_row(equation.subject, *shown, _mark(equation), *times)
     return table
 

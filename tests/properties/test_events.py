@@ -254,7 +254,7 @@ async def run_and_stop(
 
 def on_both_backends(test: Callable[..., None]) -> Callable[..., None]:
     limited = settings(max_examples=60, deadline=None)(test)
-    return pytest.mark.parametrize("backend", ["asyncio", "trio"])(limited)
+    return pytest.mark.parametrize("library", ["asyncio", "trio"])(limited)
 
 
 @on_both_backends
@@ -264,9 +264,9 @@ def on_both_backends(test: Callable[..., None]) -> Callable[..., None]:
     publishers=st.integers(1, 3),
 )
 def test_every_event_has_exactly_one_outcome_at_every_handler(
-    backend: str, handlers: list[HandlerPlan], publishes: list[PublishPlan], publishers: int
+    library: str, handlers: list[HandlerPlan], publishes: list[PublishPlan], publishers: int
 ) -> None:
-    run = anyio.run(run_to_the_end, handlers, publishes, publishers, backend=backend)
+    run = anyio.run(run_to_the_end, handlers, publishes, publishers, backend=library)
 
     stats = run.bus.stats()
     published = sum(event.published for event in stats.events.values())
@@ -294,9 +294,9 @@ def test_every_event_has_exactly_one_outcome_at_every_handler(
     publishers=st.integers(1, 3),
 )
 def test_a_handler_sees_events_in_the_order_of_their_admission(
-    backend: str, handlers: list[HandlerPlan], publishes: list[PublishPlan], publishers: int
+    library: str, handlers: list[HandlerPlan], publishes: list[PublishPlan], publishers: int
 ) -> None:
-    run = anyio.run(run_to_the_end, handlers, publishes, publishers, backend=backend)
+    run = anyio.run(run_to_the_end, handlers, publishes, publishers, backend=library)
 
     for handler in run.handlers:
         seen = sorted(handler.begun, key=lambda number: handler.begun[number])
@@ -310,9 +310,9 @@ def test_a_handler_sees_events_in_the_order_of_their_admission(
     publishes=st.lists(publish_plans, min_size=1, max_size=12),
 )
 def test_no_handler_begins_an_event_before_all_of_higher_priority_are_done(
-    backend: str, handlers: list[HandlerPlan], publishes: list[PublishPlan]
+    library: str, handlers: list[HandlerPlan], publishes: list[PublishPlan]
 ) -> None:
-    run = anyio.run(run_to_the_end, handlers, publishes, 2, backend=backend)
+    run = anyio.run(run_to_the_end, handlers, publishes, 2, backend=library)
 
     for lower in run.handlers:
         for higher in run.handlers:
@@ -328,9 +328,9 @@ def test_no_handler_begins_an_event_before_all_of_higher_priority_are_done(
     turns=st.integers(0, 30),
 )
 def test_stop_at_any_moment_accounts_for_everything(
-    backend: str, handlers: list[HandlerPlan], publishes: list[PublishPlan], turns: int
+    library: str, handlers: list[HandlerPlan], publishes: list[PublishPlan], turns: int
 ) -> None:
-    run, report = anyio.run(run_and_stop, handlers, publishes, turns, backend=backend)
+    run, report = anyio.run(run_and_stop, handlers, publishes, turns, backend=library)
 
     stats = run.bus.stats()
     conserves(run.bus)

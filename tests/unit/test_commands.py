@@ -110,6 +110,20 @@ async def test_secrets_are_removed_from_the_error_text() -> None:
     assert "hunter2" not in result.error
 
 
+async def test_the_error_text_of_a_failed_validation_shows_no_payload() -> None:
+    bus = MessageBus()
+
+    @bus.handles(Fail)
+    async def validate(command: Fail) -> None:
+        Add.model_validate({"left": "my diary", "right": 1})
+
+    result = await bus.execute(Fail())
+
+    assert result.error is not None
+    assert "left" in result.error
+    assert "diary" not in result.error
+
+
 async def test_a_refusal_fails_the_command_and_reaches_the_caller() -> None:
     bus = MessageBus()
 

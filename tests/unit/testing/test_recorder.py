@@ -493,6 +493,7 @@ async def test_an_event_that_waits_for_room_is_published_once_it_has_it() -> Non
     bus = MessageBus(BusConfig(queue=QueueConfig(max_size=1)))
     slow = SlowHandler()
     bus.register_event_handler(OrderPlaced, slow, name="slow")
+    before: list[object] = []
 
     async with record(bus) as recorder:
         async with anyio.create_task_group() as tasks:
@@ -501,11 +502,11 @@ async def test_an_event_that_waits_for_room_is_published_once_it_has_it() -> Non
             await recorder.publish(OrderPlaced(number=2))
             tasks.start_soon(recorder.publish, OrderPlaced(number=3))
             await let_others_run()
-            before = len(recorder.published()), recorder.causation_tree().splitlines()[-1]
+            before += [len(recorder.published()), recorder.causation_tree().splitlines()[-1]]
             slow.release.set()
         await recorder.settled()
 
-    assert before == (2, "OrderPlaced: being published")
+    assert before == [2, "OrderPlaced: being published"]
     assert [event.number for event in recorder.published(OrderPlaced)] == [1, 2, 3]
 
 
