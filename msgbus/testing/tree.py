@@ -50,7 +50,9 @@ def _line(history: History, entry: Entry, *, ids: bool) -> str:
 def _outcomes(history: History, entry: Entry) -> list[str]:
     texts = [text for one in entry.publishings if (text := _fate(history, one))]
     for outcome in Outcome:
+        # By name: which of several handlers comes first is the event loop's affair.
         mine = [one for one in entry.deliveries if one.outcome is outcome]
+        mine.sort(key=lambda one: one.handler)
         if outcome is Outcome.FAILED:
             texts += [f"{outcome.value} {one.handler}: {_shown(one)}" for one in mine]
         elif mine:

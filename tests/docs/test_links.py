@@ -12,11 +12,13 @@ import pytest
 from tests.docs.pages import ROOT, page_id, pages, prose
 
 LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
+CODE = re.compile(r"`[^`\n]+`")
 
 
 def links(page: Path) -> list[str]:
     """Targets of all links to files of the repository."""
-    targets = [match["target"] for match in LINK.finditer(prose(page))]
+    text = CODE.sub("", prose(page))
+    targets = [match["target"] for match in LINK.finditer(text)]
     return [unquote(target) for target in targets if not re.match(r"[a-z]+:", target)]
 
 

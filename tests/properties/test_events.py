@@ -254,7 +254,8 @@ async def run_and_stop(
 
 def on_both_backends(test: Callable[..., None]) -> Callable[..., None]:
     limited = settings(max_examples=60, deadline=None)(test)
-    return pytest.mark.parametrize("library", ["asyncio", "trio"])(limited)
+    on_both: Callable[..., None] = pytest.mark.parametrize("library", ["asyncio", "trio"])(limited)
+    return on_both
 
 
 @on_both_backends

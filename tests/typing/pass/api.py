@@ -1,10 +1,8 @@
 """What type checkers must understand of the public API, with no plugin."""
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, assert_type
 from uuid import UUID, uuid4
-
-from typing_extensions import assert_type
 
 from msgbus import (
     BusSession,

@@ -26,7 +26,7 @@ from msgbus import (
 )
 from msgbus.clock import VirtualClock
 from msgbus.telemetry.prometheus import BusCollector, expose
-from msgbus.telemetry.stats import BOUNDS, CommandHandlerStats
+from msgbus.telemetry.stats import BOUNDS, CommandHandlerStats, EventHandlerStats
 from tests.fakes import OrderPlaced, OrderShipped, SlowHandler, let_others_run
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -436,21 +436,52 @@ def test_a_collector_that_was_taken_out_comes_back_with_the_next_bus() -> None:
 
 
 async def test_buses_of_one_name_are_counted_together() -> None:
-    one, two = MessageBus(), MessageBus()
+    clock = VirtualClock()
+
+    async def take_a_second(command: PlaceOrder) -> None:
+        await clock.advance(1.0)
+
+    one, two = MessageBus(clock=clock), MessageBus(clock=clock)
     collector = BusCollector(one, two, one)
     collector.add(two)
 
     for bus, count in ((one, 2), (two, 3)):
-        bus.register_command_handler(PlaceOrder, ignore)
+        bus.register_command_handler(PlaceOrder, take_a_second)
         async with bus:
             for _ in range(count):
                 await bus.execute(PlaceOrder())
 
     series = parsed(generate_latest(collector).decode())
-    labels = {"handler": "ignore", "message_type": "PlaceOrder"}
+    labels = {"handler": "take_a_second", "message_type": "PlaceOrder"}
     assert value(series, "commands_sent_total", **labels) == 5
     assert value(series, "command_processing_duration_seconds_count", **labels) == 5
+    assert value(series, "command_processing_duration_seconds_sum", **labels) == 5.0
     assert value(series, "registered_handlers") == 2
+
+
+def test_back_pressure_is_on_or_off_however_many_feel_it() -> None:
+    lane = EventHandlerStats(
+        handler="slow",
+        message_type="OrderPlaced",
+        handled=0,
+        failed=0,
+        filtered=0,
+        dropped=0,
+        abandoned=0,
+        overflowed=0,
+        queued=3,
+        running=1,
+        backpressure=True,
+        seconds=0.0,
+        buckets=(0,) * (len(BOUNDS) + 1),
+    )
+    sources = [Source(replace(empty(), handlers={"slow": lane})) for _ in range(2)]
+
+    series = parsed(expose(*sources))
+
+    labels = {"handler": "slow", "message_type": "OrderPlaced"}
+    assert value(series, "backpressure_active", **labels) == 1
+    assert value(series, "queue_size", **labels) == 6
 
 
 # -- bounds ------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from msgbus import (
     WrongMessageTypeError,
 )
 from msgbus.testing import Recorder, VirtualClock, record
+from msgbus.testing.tap import Tap
 from tests.fakes import OrderEvent, OrderPlaced, SlowHandler, let_others_run, logged
 
 
@@ -279,6 +280,45 @@ async def test_a_failed_event_is_recorded_for_the_handler_that_failed_alone() ->
     assert handled(recorder) == [("OrderPlaced", "ignore")]
 
 
+async def test_a_failure_belongs_to_its_handler_whoever_else_is_at_work() -> None:
+    bus = MessageBus()
+    slow = SlowHandler()
+
+    @bus.on(OrderPlaced)
+    async def fail_later(event: OrderPlaced) -> None:
+        await slow.started.wait()
+        raise ValueError
+
+    bus.register_event_handler(OrderPlaced, slow, name="slow")
+
+    async with record(bus) as recorder:
+        await recorder.publish(OrderPlaced())
+        await let_others_run()
+        slow.release.set()
+        await recorder.settled()
+
+    assert [one.handler for one in recorder.failed()] == ["fail_later"]
+    assert handled(recorder) == [("OrderPlaced", "slow")]
+
+
+async def test_a_failure_belongs_to_its_command_whatever_else_was_executed_on_the_way() -> None:
+    bus = MessageBus()
+    execute = bus.execute
+    bus.register_command_handler(ChargeCard, ignore)
+
+    @bus.handles(PlaceOrder)
+    async def place_order(command: PlaceOrder) -> int:
+        await execute(ChargeCard())
+        raise ValueError
+
+    async with record(bus) as recorder:
+        result = await recorder.execute(PlaceOrder())
+
+    assert not result.success
+    assert [one.handler for one in recorder.failed()] == ["place_order"]
+    assert handled(recorder) == [("ChargeCard", "ignore")]
+
+
 async def test_a_command_that_ran_out_of_time_has_failed(clock: VirtualClock) -> None:
     bus = MessageBus(clock=clock)
 
@@ -312,6 +352,28 @@ async def test_a_cancelled_command_was_executed_but_neither_handled_nor_failed()
     assert recorder.executed() == [ChargeCard()]
     assert [*recorder.handled(), *recorder.failed()] == []
     assert recorder.causation_tree() == "ChargeCard: cancelled in endless"
+
+
+async def test_a_command_cancelled_while_its_events_wait_for_room_was_not_handled() -> None:
+    bus = MessageBus(BusConfig(queue=QueueConfig(max_size=1)))
+    slow = SlowHandler()
+    bus.register_event_handler(OrderPlaced, slow, name="slow")
+
+    @bus.handles(ChargeCard)
+    async def emit(command: ChargeCard, context: Context) -> None:
+        context.emit(OrderPlaced())
+
+    async with record(bus) as recorder:
+        await recorder.publish(OrderPlaced())
+        await slow.started.wait()
+        await recorder.publish(OrderPlaced())
+        with anyio.move_on_after(0):
+            await recorder.execute(ChargeCard())
+        slow.release.set()
+
+    assert recorder.executed() == [ChargeCard()]
+    assert recorder.handled(ChargeCard) == []
+    assert recorder.causation_tree().splitlines()[-1] == "ChargeCard: cancelled in emit"
 
 
 async def test_a_command_without_handler_is_not_executed() -> None:
@@ -391,8 +453,11 @@ async def test_a_handler_whose_emitted_event_is_refused_has_failed() -> None:
 async def test_a_list_that_is_tried_again_is_recorded_once_for_each_event() -> None:
     bus = MessageBus()
 
+    seen: list[str] = []
+
     @bus.on(OrderPlaced, batch=True)
     async def no_threes(events: list[OrderPlaced]) -> None:
+        seen.append(recorder.causation_tree().splitlines()[0])
         if any(event.number == 3 for event in events):
             raise ValueError("three")
 
@@ -406,6 +471,11 @@ async def test_a_list_that_is_tried_again_is_recorded_once_for_each_event() -> N
     assert [one.message.number for one in by_lists] == [0, 1, 2, 4]
     assert len(recorder.handled()) == 9
     assert [one.message.number for one in recorder.failed(OrderPlaced)] == [3]
+    assert [line.count("running in no_threes") for line in seen[:3]] == [1, 1, 1]
+    assert sorted(recorder.causation_tree().splitlines()) == [
+        *["OrderPlaced: handled by all, no_threes"] * 4,
+        "OrderPlaced: handled by all; failed in no_threes: ValueError: three",
+    ]
 
 
 async def test_recording_a_failure_is_no_look_at_the_result(
@@ -567,12 +637,23 @@ async def test_a_new_bus_is_started_and_stopped() -> None:
     assert bus.stats().state == "stopped"
 
 
+async def test_the_end_of_the_block_waits_for_what_is_queued() -> None:
+    bus = MessageBus()
+    bus.register_event_handler(OrderPlaced, ignore, concurrency=1)
+
+    async with record(bus) as recorder:
+        await recorder.publish_many(OrderPlaced() for _ in range(500))
+
+    assert len(recorder.handled()) == 500
+
+
 async def test_a_running_bus_goes_on_running_and_is_itself_again() -> None:
     async with MessageBus(registries=[handlers]) as bus:
         await bus.call(PlaceOrder())
         await bus.settled()
         async with record(bus) as recorder:
             await bus.publish(OrderPlaced(number=2))
+            await bus.call(ChargeCard(number=2))
             await bus.settled()
         await bus.publish(OrderPlaced(number=3))
         await bus.call(PlaceOrder(number=3))
@@ -580,9 +661,9 @@ async def test_a_running_bus_goes_on_running_and_is_itself_again() -> None:
 
         assert bus.is_running
         assert bus.stats().handlers["send_receipt"].handled == 4
-    assert recorder.executed() == []
-    assert recorder.published() == [OrderPlaced(number=2), ReceiptSent(number=2)]
-    assert handled(recorder) == [("OrderPlaced", "send_receipt")]
+    assert recorder.executed() == [ChargeCard(number=2)]
+    assert kinds(recorder.published()) == ["OrderPlaced", "CardCharged", "ReceiptSent"]
+    assert handled(recorder) == [("ChargeCard", "charge_card"), ("OrderPlaced", "send_receipt")]
 
 
 async def test_a_stopped_bus_cannot_be_recorded() -> None:
@@ -722,3 +803,4 @@ async def test_after_the_block_only_the_recorder_holds_what_was_recorded() -> No
 
         assert of_recorder() is None
         assert of_message() is None
+        assert [one for one in gc.get_objects() if isinstance(one, Tap)] == []
