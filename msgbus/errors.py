@@ -21,6 +21,21 @@ MsgBusError
 ├─ DeliveryError                 `.handler`, `.message_type`
 │  ├─ HandlerTimeoutError        a handler ran out of time (TimeoutError)
 │  └─ MiddlewareError            a middleware broke its contract
+├─ JournalError                  what the journal cannot do; `.path`
+│  ├─ JournalOpenError           it cannot be opened: wrong URL, missing folder, no rights
+│  │  ├─ JournalReadOnlyError    the file or its folder cannot be written (PermissionError)
+│  │  ├─ NotAJournalError        the file is something else
+│  │  └─ JournalVersionError     written by a newer msgbus; `.found`, `.supported`
+│  ├─ JournalClosedError         the journal has been closed
+│  ├─ JournalLockedError         another process holds the file for too long (TimeoutError)
+│  ├─ JournalFullError           no space is left; nothing that was acknowledged is lost
+│  ├─ JournalCorruptError        the file is damaged
+│  │  └─ CorruptRecordError      one record is damaged or gone; `.offset`
+│  ├─ JournalConflictError       a condition of the transaction does not hold; nothing was written
+│  │  └─ LeaseLostError          another holder has the lease; `.name`, `.epoch`
+│  ├─ CursorError                a cursor is missing, damaged or beyond the head; `.name`
+│  ├─ ForbiddenStatementError    COMMIT, PRAGMA, ATTACH and the like inside a transaction
+│  └─ StoredMessageError         a message that cannot be encoded or decoded; `.message_id`
 ├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
 └─ Refusal                       base for expected business answers; yours to subclass
 ```
@@ -187,6 +202,104 @@ class HandlerTimeoutError(DeliveryError, TimeoutError):
 
 class MiddlewareError(DeliveryError):
     """A middleware did something that cannot be right."""
+
+
+class JournalError(MsgBusError):
+    """The journal cannot do what it was asked to."""
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        self.path = path
+        super().__init__(message)
+
+
+class JournalOpenError(JournalError):
+    """The journal cannot be opened."""
+
+
+class JournalReadOnlyError(JournalOpenError, PermissionError):
+    """The journal's file, or the folder it is in, cannot be written."""
+
+
+class NotAJournalError(JournalOpenError):
+    """The file is not a journal."""
+
+
+class JournalVersionError(JournalOpenError):
+    """The file was written by a newer version of msgbus."""
+
+    def __init__(self, *, path: str, found: int, supported: int) -> None:
+        self.found = found
+        self.supported = supported
+        super().__init__(
+            f"The journal {path} has schema version {found}; this msgbus knows versions up to "
+            f"{supported}. Upgrade msgbus, or open a copy made before the upgrade.",
+            path=path,
+        )
+
+
+class JournalClosedError(JournalError):
+    """The journal has been closed."""
+
+
+class JournalLockedError(JournalError, TimeoutError):
+    """Another process kept the file locked for too long."""
+
+
+class JournalFullError(JournalError):
+    """There is no space left for the journal; what it acknowledged before is safe."""
+
+
+class JournalCorruptError(JournalError):
+    """The journal's file is damaged."""
+
+
+class CorruptRecordError(JournalCorruptError):
+    """A record is damaged or missing; reading may go on behind it."""
+
+    def __init__(self, problem: str, *, path: str, offset: int) -> None:
+        self.offset = offset
+        super().__init__(
+            f"Record {offset} of the journal {path} {problem}. Restore a backup, or go on behind "
+            f"it by reading from {offset + 1}; journal.verify() lists all damage.",
+            path=path,
+        )
+
+
+class JournalConflictError(JournalError):
+    """A condition of the transaction does not hold; nothing of it was written."""
+
+
+class LeaseLostError(JournalConflictError):
+    """The lease is held by another holder, or by nobody; what an old holder writes is refused."""
+
+    def __init__(self, name: str, *, epoch: int | None, current: int) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.current = current
+        super().__init__(
+            f"The lease of {name!r} is at epoch {current}, not {epoch}: another holder has "
+            f"taken over. Stop working on it and acquire the lease again."
+        )
+
+
+class CursorError(JournalError):
+    """A cursor is missing, damaged, or points beyond the end of the journal."""
+
+    def __init__(self, name: str, problem: str, *, path: str | None = None) -> None:
+        self.name = name
+        super().__init__(f"The cursor of {name!r} {problem}", path=path)
+
+
+class ForbiddenStatementError(JournalError):
+    """A statement that would end, escape or reconfigure the journal's own transaction."""
+
+
+class StoredMessageError(JournalError):
+    """A message cannot be encoded, or a stored one not be decoded; the record is kept."""
+
+    def __init__(self, message: str, *, message_id: str | None = None) -> None:
+        self.message_id = message_id
+        super().__init__(message)
 
 
 class SettleTimeoutError(MsgBusError, TimeoutError):

@@ -60,7 +60,8 @@ class Message(BaseModel):
     A copy (`model_copy`) is a new message; pickling keeps the metadata.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # JSON has no infinity: as text it comes back from a journal, as null it would not.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
     __slots__ = ("__meta__",)
 
     __wire__: ClassVar[Wire]

@@ -44,13 +44,15 @@ class Metadata:
     """Who a message is and where it came from.
 
     `fixed` is set when the message is first executed or published; from then on its
-    cause, correlation and session stay as they are.
+    cause, correlation and session stay as they are. `depth` is how many causes are above.
     """
 
     __slots__ = (
         "_correlation_id",
         "_message_id",
+        "_root_id",
         "causation_id",
+        "depth",
         "fixed",
         "from_system",
         "headers",
@@ -69,6 +71,8 @@ class Metadata:
         topic: str | None = None,
         fixed: bool = False,
         from_system: bool = False,
+        root_id: str | None = None,
+        depth: int = 0,
     ) -> None:
         self._message_id = message_id
         self._correlation_id = correlation_id
@@ -78,6 +82,8 @@ class Metadata:
         self.topic = topic
         self.fixed = fixed
         self.from_system = from_system
+        self._root_id = root_id
+        self.depth = depth
 
     @property
     def message_id(self) -> str:
@@ -94,6 +100,11 @@ class Metadata:
         return self._correlation_id or self.message_id
 
     @property
+    def root_id(self) -> str:
+        """The id of the message at the beginning of the chain of causes; a root's own id."""
+        return self._root_id or self.message_id
+
+    @property
     def created_at(self) -> datetime:
         """The time in the id."""
         milliseconds = int(self.message_id.replace("-", "")[:12], 16)
@@ -105,6 +116,8 @@ class Metadata:
         self._correlation_id = parent.correlation_id
         self.session_id = parent.session_id
         self.headers = parent.headers
+        self._root_id = parent.root_id
+        self.depth = parent.depth + 1
         self.from_system = parent_is_system or parent.from_system
 
     def share(self, handled: Sequence[Metadata]) -> None:
@@ -132,6 +145,8 @@ class Metadata:
             "topic": self.topic,
             "fixed": self.fixed,
             "from_system": self.from_system,
+            "root_id": self._root_id,
+            "depth": self.depth,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -49,6 +49,11 @@ class Runtime(Protocol):
 
     thread_id: int
 
+    @property
+    def token(self) -> object:
+        """The event loop itself: the same for all runtimes made on one loop."""
+        ...
+
     def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
         """Run `function` detached. It must not raise."""
         ...
@@ -126,6 +131,10 @@ class _AsyncioRuntime:
         # The loop itself holds tasks only weakly.
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def token(self) -> object:
+        return self._loop
+
     def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
         async def run() -> None:
             await function(*args)
@@ -190,6 +199,10 @@ class _TrioRuntime:
 
         self.thread_id = threading.get_ident()
         self._token = trio.lowlevel.current_trio_token()
+
+    @property
+    def token(self) -> object:
+        return self._token
 
     def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
         import trio

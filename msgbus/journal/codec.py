@@ -1,0 +1,229 @@
+"""Messages to records and back: JSON by wire name and version, with the metadata restored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Any, Protocol, cast, final
+
+from pydantic import JsonValue, ValidationError
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from msgbus.errors import ConfigurationError, StoredMessageError
+from msgbus.journal.records import Kind, Record
+from msgbus.journal.upcasting import missing_upcasters, upcast
+from msgbus.messages import Command, Message, metadata_of, set_meta
+from msgbus.metadata import NO_HEADERS, Metadata
+from msgbus.telemetry.redaction import redact_exception
+
+
+class PayloadCodec(Protocol):
+    """Bytes in, bytes out: where encryption or signing goes.
+
+    A journal applies it to payloads only; ids, names, topics and keys stay readable. It runs
+    on the journal's threads, so it must be thread-safe.
+    """
+
+    def encode(self, payload: bytes) -> bytes:
+        """What to store."""
+        ...
+
+    def decode(self, stored: bytes) -> bytes:
+        """What `encode` was given; raises if that cannot be."""
+        ...
+
+
+@final
+class RawMessage(Message):
+    """A stored message whose class this process does not have, readable as plain data."""
+
+    name: str
+    version: int
+    kind: Kind
+    data: JsonValue
+
+
+@final
+class MessageCodec:
+    """Knows message classes by wire name; turns messages into records and back."""
+
+    def __init__(self, types: Iterable[type[Message]] = ()) -> None:
+        self._types: dict[str, type[Message]] = {}
+        for message_type in types:
+            self.register(message_type)
+
+    def register(self, message_type: type[Message], *, name: str | None = None) -> None:
+        """Make a class known by its wire name, or by an older `name` it once had.
+
+        Raises:
+            ConfigurationError: Another class has this name.
+        """
+        name = name or message_type.__wire__.name
+        known = self._types.setdefault(name, message_type)
+        if known is not message_type:
+            message = (
+                f"Two message classes are called {name!r} on the wire: "
+                f"{known.__module__}.{known.__qualname__} and "
+                f"{message_type.__module__}.{message_type.__qualname__}. "
+                f"Give one of them another name=."
+            )
+            raise ConfigurationError(message)
+
+    def knows(self, name: str) -> bool:
+        """Whether there is a class of this wire name."""
+        return name in self._types
+
+    def encode(self, message: Message, *, time: float) -> Record:
+        """The record of a message, recorded at `time` (seconds since the epoch).
+
+        Its class becomes known by the way.
+
+        Raises:
+            StoredMessageError: Its fields cannot be written as JSON.
+            ConfigurationError: Another class has its wire name.
+        """
+        message_type = type(message)
+        if message_type is RawMessage:
+            return _raw_record(cast("RawMessage", message), time)
+        wire = message_type.__wire__
+        if self._types.get(wire.name) is not message_type:
+            self.register(message_type)
+        meta = metadata_of(message)
+        message_id = meta.message_id
+        try:
+            # round_trip: without computed fields, which the class would refuse on reading.
+            payload = message.__pydantic_serializer__.to_json(message, round_trip=True)
+        except PydanticSerializationError as error:
+            raise _not_writable(message_type, message_id, error) from error
+        return Record(
+            message_id,
+            wire.name,
+            wire.version,
+            meta.topic or wire.topic or wire.name,
+            message.key,
+            Kind.COMMAND if isinstance(message, Command) else Kind.EVENT,
+            time,
+            meta.correlation_id,
+            meta.causation_id,
+            meta.root_id,
+            meta.depth,
+            meta.session_id,
+            meta.headers,
+            payload,
+            meta.from_system,
+        )
+
+    def decode(self, record: Record) -> Message:
+        """The message of a record, with its metadata; a `RawMessage` if its class is unknown.
+
+        Raises:
+            StoredMessageError: The payload does not fit the class.
+        """
+        message_type = self._types.get(record.name)
+        message = _raw(record) if message_type is None else _typed(message_type, record)
+        set_meta(message, _metadata(record))
+        return message
+
+
+def _typed(message_type: type[Message], record: Record) -> Message:
+    payload = record.payload
+    if record.version != message_type.__wire__.version:
+        payload = _upcast_payload(message_type, record)
+    try:
+        # By field name, as it was written, whatever aliases the class has.
+        return cast(
+            "Message",
+            message_type.__pydantic_validator__.validate_json(
+                payload, by_alias=False, by_name=True
+            ),
+        )
+    except ValidationError as error:
+        message = (
+            f"{record.name} {record.message_id} (version {record.version}) does not fit "
+            f"{message_type.__name__}: {redact_exception(error)}. If its fields have changed, "
+            f"raise version= and add an @upcasts function."
+        )
+        raise StoredMessageError(message, message_id=record.message_id) from error
+
+
+def _upcast_payload(message_type: type[Message], record: Record) -> bytes:
+    newest = message_type.__wire__.version
+    missing = missing_upcasters(message_type, record.version)
+    if record.version > newest or missing:
+        fix = (
+            "Deploy the newer class."
+            if record.version > newest
+            else f"Add @upcasts({message_type.__name__}, from_version={missing[0]})."
+        )
+        message = (
+            f"{record.name} {record.message_id} has version {record.version}, and "
+            f"{message_type.__name__} is at version {newest}. {fix}"
+        )
+        raise StoredMessageError(message, message_id=record.message_id)
+    try:
+        data: dict[str, Any] = from_json(record.payload)
+        return to_json(upcast(message_type, data, record.version))
+    except Exception as error:
+        message = (
+            f"An upcaster of {message_type.__name__} failed on {record.message_id} "
+            f"(version {record.version}): {redact_exception(error)}"
+        )
+        raise StoredMessageError(message, message_id=record.message_id) from error
+
+
+def _raw(record: Record) -> RawMessage:
+    try:
+        data: JsonValue = from_json(record.payload)
+    except ValueError as error:
+        message = f"The payload of {record.name} {record.message_id} is not JSON."
+        raise StoredMessageError(message, message_id=record.message_id) from error
+    return RawMessage(name=record.name, version=record.version, kind=record.kind, data=data)
+
+
+def _raw_record(message: RawMessage, time: float) -> Record:
+    """What a message of an unknown class was read from, to be stored again as it was."""
+    meta = metadata_of(message)
+    return Record(
+        meta.message_id,
+        message.name,
+        message.version,
+        meta.topic or message.name,
+        None,
+        message.kind,
+        time,
+        meta.correlation_id,
+        meta.causation_id,
+        meta.root_id,
+        meta.depth,
+        meta.session_id,
+        meta.headers,
+        to_json(message.data),
+        meta.from_system,
+    )
+
+
+def _metadata(record: Record) -> Metadata:
+    message_id = record.message_id
+    return Metadata(
+        message_id,
+        correlation_id=record.correlation_id,
+        causation_id=record.causation_id,
+        session_id=record.session_id,
+        headers=MappingProxyType(dict(record.headers)) if record.headers else NO_HEADERS,
+        topic=record.topic,
+        fixed=True,
+        from_system=record.from_system,
+        root_id=record.root_id,
+        depth=record.depth,
+    )
+
+
+def _not_writable(
+    message_type: type[Message], message_id: str, error: Exception
+) -> StoredMessageError:
+    message = (
+        f"{message_type.__name__} {message_id} cannot be written as JSON: "
+        f"{redact_exception(error)}. For bytes that are no text, set ser_json_bytes and "
+        f"val_json_bytes to 'base64' in its model_config."
+    )
+    return StoredMessageError(message, message_id=message_id)

@@ -1,0 +1,5 @@
+"""The embedded journal: one SQLite file."""
+
+from msgbus.journal.sqlite.journal import SqliteJournal
+
+__all__ = ["SqliteJournal"]

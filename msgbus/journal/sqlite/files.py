@@ -1,0 +1,131 @@
+"""Where a journal lives: URLs, connections and the checks before the first one."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, TypeAlias, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from msgbus.errors import JournalOpenError, JournalReadOnlyError
+from msgbus.journal.sqlite.faults import translated
+from msgbus.journal.sqlite.guard import GuardedConnection
+from msgbus.journal.sqlite.schema import APPLICATION_ID, migrate, stored_version
+
+MEMORY: Final = ":memory:"
+SCHEME: Final = "sqlite://"
+PAGE_SIZE: Final = 4096
+
+Connect: TypeAlias = Callable[[str, float], sqlite3.Connection]
+"""Opens a connection to a path, waiting so many seconds for locks."""
+
+
+def parse_url(url: str) -> tuple[str, dict[str, str]]:
+    """Path and options of `sqlite:///relative.db`, `sqlite:////absolute.db`, `sqlite:///:memory:`.
+
+    What is no URL is a path.
+
+    Raises:
+        JournalOpenError: It names a host, or no file.
+    """
+    if not url.startswith("sqlite:"):
+        return url, {}
+    parts = urlsplit(url)
+    path = unquote(parts.path).removeprefix("/")
+    if parts.netloc or not path:
+        message = (
+            f"{url!r} names no file. Write sqlite:///shop.db for a file in the working folder, "
+            f"sqlite:////var/lib/shop.db for an absolute path, or sqlite:///:memory:."
+        )
+        raise JournalOpenError(message)
+    return path, dict(parse_qsl(parts.query))
+
+
+def connect(path: str, lock_timeout: float) -> sqlite3.Connection:
+    """A plain connection; whoever uses it sees to it that only one thread does at a time."""
+    connection = sqlite3.connect(
+        path,
+        timeout=lock_timeout,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=GuardedConnection,
+        cached_statements=256,
+    )
+    return cast("sqlite3.Connection", connection)
+
+
+def check_place(path: str) -> None:
+    """Look for what SQLite would only call "unable to open database file".
+
+    Raises:
+        JournalOpenError: The folder is missing, or the path is a folder.
+        JournalReadOnlyError: The file or its folder cannot be written.
+    """
+    file = Path(path)
+    folder = file.parent
+    if not folder.is_dir():
+        message = f"The folder of the journal {path} does not exist: make {folder} first."
+        raise JournalOpenError(message, path=path)
+    if file.is_dir():
+        message = f"{path} is a folder. Name a file in it, such as {file / 'journal.db'}."
+        raise JournalOpenError(message, path=path)
+    # The folder as well: the write-ahead log is a second file beside the first.
+    for target in (file, folder):
+        if target.exists() and not os.access(target, os.W_OK):
+            message = (
+                f"The journal {path} cannot be written: {target} is read-only for this user. "
+                f"Give it the right to write both the file and its folder."
+            )
+            raise JournalReadOnlyError(message, path=path)
+
+
+def open_writer(
+    path: str, lock_timeout: float, *, adopt: bool = False, connect: Connect = connect
+) -> sqlite3.Connection:
+    """The connection that writes, with the file made or brought up to date.
+
+    Raises:
+        JournalOpenError: It cannot be opened, or is not a journal.
+        JournalLockedError: Another process holds it.
+    """
+    if path != MEMORY:
+        check_place(path)
+    with translated(path):
+        connection = connect(path, lock_timeout)
+        try:
+            _prepare(connection, path, adopt=adopt)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: str, *, adopt: bool) -> None:
+    # First of all a read: it finds out whether this is a database, and changes nothing.
+    found = stored_version(connection, path, adopt=adopt)
+    if found == 0 and not adopt:
+        connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    configure(connection)
+    migrate(connection, path, adopt=adopt)
+
+
+def configure(connection: sqlite3.Connection) -> None:
+    """Settings of a connection that writes."""
+    # FULL, not NORMAL: in WAL mode, NORMAL does not sync at commit, and a power cut loses
+    # what was acknowledged.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA fullfsync = ON")
+    connection.execute("PRAGMA wal_autocheckpoint = 1000").fetchall()
+    connection.execute("PRAGMA trusted_schema = OFF")
+
+
+def open_reader(path: str, lock_timeout: float, connect: Connect = connect) -> sqlite3.Connection:
+    """A connection that only reads."""
+    with translated(path):
+        connection = connect(path, lock_timeout)
+        connection.execute("PRAGMA query_only = ON")
+    return connection

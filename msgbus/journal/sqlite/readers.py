@@ -1,0 +1,92 @@
+"""Connections that only read, each used by one thread at a time."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from typing import TypeVar, final
+
+import anyio
+import anyio.to_thread
+
+from msgbus.journal.sqlite.faults import closed, is_undecodable, translated
+from msgbus.journal.sqlite.files import Connect, open_reader
+
+T = TypeVar("T")
+
+
+def lenient(raw: bytes) -> str:
+    """Text that may be damaged; its checksum will not fit."""
+    return raw.decode(errors="surrogateescape")
+
+
+def snapshot(connection: sqlite3.Connection, function: Callable[[sqlite3.Connection], T]) -> T:
+    """The value of `function`, which sees one state of the file throughout."""
+    connection.execute("BEGIN")
+    try:
+        return function(connection)
+    except sqlite3.OperationalError as error:
+        if not is_undecodable(error):
+            raise
+        # Read on, so that the checksum can say which record it is.
+        connection.text_factory = lenient
+        return function(connection)
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+@final
+class Readers:
+    """A small pool; readers never wait for the writer, nor the writer for them."""
+
+    def __init__(self, path: str, lock_timeout: float, connect: Connect, *, most: int = 4) -> None:
+        self._path = path
+        self._lock_timeout = lock_timeout
+        self._connect = connect
+        self._most = most
+        self._idle: list[sqlite3.Connection] = []
+        self._guard = threading.Lock()
+        self._is_closed = False
+
+    async def run(
+        self, function: Callable[[sqlite3.Connection], T], *, in_snapshot: bool = True
+    ) -> T:
+        """The value of `function`, on a snapshot of the file, in a worker thread."""
+        return await anyio.to_thread.run_sync(
+            self._run, function, in_snapshot, abandon_on_cancel=True
+        )
+
+    def _run(self, function: Callable[[sqlite3.Connection], T], in_snapshot: bool) -> T:
+        connection = self._take()
+        try:
+            with translated(self._path):
+                if not in_snapshot:
+                    return function(connection)
+                return snapshot(connection, function)
+        finally:
+            self._give_back(connection)
+
+    def _take(self) -> sqlite3.Connection:
+        with self._guard:
+            if self._is_closed:
+                raise closed(self._path)
+            if self._idle:
+                return self._idle.pop()
+        return open_reader(self._path, self._lock_timeout, self._connect)
+
+    def _give_back(self, connection: sqlite3.Connection) -> None:
+        with self._guard:
+            if not self._is_closed and len(self._idle) < self._most:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Close what is idle now; the rest as soon as it is given back."""
+        with self._guard:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()

@@ -1,0 +1,185 @@
+"""Records to rows and back, with a checksum over everything that is stored of a message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from zlib import crc32
+
+from msgbus.errors import CorruptRecordError, StoredMessageError
+from msgbus.journal.records import Kind, Record
+from msgbus.metadata import NO_HEADERS
+from msgbus.telemetry.redaction import redact_exception
+
+if TYPE_CHECKING:
+    from msgbus.journal.codec import PayloadCodec
+
+Row: TypeAlias = tuple[Any, ...]
+
+COLUMNS: Final = (
+    "offset, message_id, name, version, topic, key, kind, time, correlation_id, causation_id, "
+    "root_id, depth, session_id, headers, payload, from_system, crc"
+)
+INSERT: Final = f"INSERT INTO msgbus_messages ({COLUMNS}) VALUES ({','.join('?' * 17)})"  # noqa: S608
+
+_KINDS: Final = {kind.value: kind for kind in Kind}
+
+
+def checksum(fields: Iterable[object], payload: bytes) -> int:
+    """A CRC over the fields and the payload; any bit that flips changes it."""
+    text = "\x1f".join(["\x00" if field is None else str(field) for field in fields])
+    return crc32(payload, crc32(text.encode()))
+
+
+def to_row(record: Record, offset: int, codec: PayloadCodec | None) -> Row:
+    """What to insert for a record at `offset`.
+
+    A root's correlation and root are its own id; stored as NULL, they take no room, not in
+    the index either.
+    """
+    (
+        message_id,
+        name,
+        version,
+        topic,
+        key,
+        kind,
+        time,
+        correlation_id,
+        causation_id,
+        root_id,
+        depth,
+        session_id,
+        headers,
+        payload,
+        from_system,
+        _,
+    ) = record
+    if codec is not None:
+        payload = codec.encode(payload)
+    fields = (
+        offset,
+        message_id,
+        name,
+        version,
+        topic,
+        key,
+        kind.value,
+        float(time),  # as it will be read: the checksum is over its text
+        None if correlation_id == message_id else correlation_id,
+        causation_id,
+        None if root_id == message_id else root_id,
+        depth,
+        session_id,
+        json.dumps(dict(headers), separators=(",", ":")) if headers else None,
+    )
+    flag = int(from_system)
+    return (*fields, payload, flag, checksum((*fields, flag), payload))
+
+
+def from_row(row: Sequence[Any], path: str, codec: PayloadCodec | None) -> Record:
+    """The record of a row.
+
+    Raises:
+        CorruptRecordError: The checksum does not fit.
+        StoredMessageError: The codec refuses the payload.
+    """
+    *fields, payload, flag, crc = row
+    if not isinstance(payload, bytes) or _checksum_of(fields, flag, payload) != crc:
+        raise CorruptRecordError("is damaged: its checksum does not fit", path=path, offset=row[0])
+    (
+        offset,
+        message_id,
+        name,
+        version,
+        topic,
+        key,
+        kind,
+        time,
+        correlation_id,
+        causation_id,
+        root_id,
+        depth,
+        session_id,
+        headers,
+    ) = fields
+    return Record(
+        message_id,
+        name,
+        version,
+        topic,
+        key,
+        _KINDS[kind],
+        time,
+        correlation_id or message_id,
+        causation_id,
+        root_id or message_id,
+        depth,
+        session_id,
+        NO_HEADERS if headers is None else _headers(headers),
+        payload if codec is None else decoded(codec, payload, message_id),
+        bool(flag),
+        offset,
+    )
+
+
+def _checksum_of(fields: Sequence[Any], flag: object, payload: bytes) -> int | None:
+    try:
+        return checksum((*fields, flag), payload)
+    except UnicodeEncodeError:
+        return None  # text that no writer could have written
+
+
+def decoded(codec: PayloadCodec, payload: bytes, message_id: str) -> bytes:
+    """The payload as it was before the codec.
+
+    Raises:
+        StoredMessageError: The codec refuses it.
+    """
+    try:
+        return codec.decode(payload)
+    except Exception as error:
+        message = (
+            f"The codec cannot decode message {message_id}: {redact_exception(error)}. "
+            f"Is it the codec, and the key, that the message was written with?"
+        )
+        raise StoredMessageError(message, message_id=message_id) from error
+
+
+@lru_cache(maxsize=256)
+def _headers(text: str) -> MappingProxyType[str, str]:
+    # Most messages of one flow have the same headers.
+    return MappingProxyType(json.loads(text))
+
+
+# -- records inside other rows: dead letters and the schedule ------------------------------
+
+
+def pack(record: Record, codec: PayloadCodec | None, *beside: object) -> tuple[str, bytes, int]:
+    """Envelope, payload and a checksum that covers what stands beside them as well."""
+    payload = record.payload if codec is None else codec.encode(record.payload)
+    envelope = record.envelope()
+    return envelope, payload, checksum((*beside, envelope), payload)
+
+
+def unpack(
+    packed: tuple[str, bytes, int],
+    codec: PayloadCodec | None,
+    *beside: object,
+) -> Record | None:
+    """The record of a `pack`; `None` if the checksum does not fit."""
+    envelope, payload, crc = packed
+    if checksum((*beside, envelope), payload) != crc:
+        return None
+    record = Record.from_envelope(envelope, payload)
+    if codec is None:
+        return record
+    return record._replace(payload=decoded(codec, payload, record.message_id))
+
+
+def cursor_checksum(name: str, offset: int, fetched: int, epoch: int) -> int:
+    """The checksum of a cursor: a wrong one would skip messages."""
+    return checksum((name, offset, fetched, epoch), b"")

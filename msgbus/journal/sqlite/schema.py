@@ -1,0 +1,184 @@
+"""The tables, and the steps that bring an older file to the newest form.
+
+A new file goes through the same steps as an old one, so each of them is in use. A step that
+has been released is never changed; the next change is a new step.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from msgbus.errors import JournalVersionError, NotAJournalError
+
+APPLICATION_ID: Final = 0x6D736762  # "msgb", shown by `file` and by `PRAGMA application_id`
+
+_LOG: Final = """
+CREATE TABLE msgbus_messages (
+    offset INTEGER PRIMARY KEY AUTOINCREMENT,
+    message_id TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    topic TEXT NOT NULL,
+    key TEXT,
+    kind TEXT NOT NULL,
+    time REAL NOT NULL,
+    correlation_id TEXT,
+    causation_id TEXT,
+    root_id TEXT,
+    depth INTEGER NOT NULL,
+    session_id TEXT,
+    headers TEXT,
+    payload BLOB NOT NULL,
+    from_system INTEGER NOT NULL,
+    crc INTEGER NOT NULL
+);
+CREATE INDEX msgbus_messages_by_flow ON msgbus_messages (correlation_id)
+    WHERE correlation_id IS NOT NULL;
+CREATE INDEX msgbus_messages_by_session ON msgbus_messages (session_id)
+    WHERE session_id IS NOT NULL;
+CREATE TABLE msgbus_deliveries (
+    id INTEGER PRIMARY KEY,
+    message_id TEXT NOT NULL,
+    handler TEXT NOT NULL,
+    attempt INTEGER NOT NULL,
+    outcome TEXT NOT NULL,
+    wait REAL NOT NULL,
+    run REAL NOT NULL,
+    time REAL NOT NULL,
+    error TEXT,
+    offset INTEGER
+);
+CREATE INDEX msgbus_deliveries_by_message ON msgbus_deliveries (message_id);
+CREATE TABLE msgbus_cursors (
+    name TEXT PRIMARY KEY,
+    offset INTEGER NOT NULL,
+    fetched INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    crc INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE msgbus_attempts (
+    name TEXT NOT NULL,
+    offset INTEGER NOT NULL,
+    attempts INTEGER NOT NULL,
+    PRIMARY KEY (name, offset)
+) WITHOUT ROWID;
+CREATE TABLE msgbus_leases (
+    name TEXT PRIMARY KEY,
+    holder TEXT,
+    epoch INTEGER NOT NULL,
+    renewals INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE msgbus_markers (
+    message_id TEXT NOT NULL,
+    subscription TEXT NOT NULL,
+    PRIMARY KEY (message_id, subscription)
+) WITHOUT ROWID;
+CREATE TABLE msgbus_dead_letters (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    subscription TEXT NOT NULL,
+    message_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    error TEXT,
+    time REAL NOT NULL,
+    envelope TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    crc INTEGER NOT NULL,
+    UNIQUE (subscription, message_id)
+);
+CREATE TABLE msgbus_schedule (
+    id TEXT PRIMARY KEY,
+    due REAL NOT NULL,
+    subscription TEXT,
+    attempt INTEGER NOT NULL,
+    envelope TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    crc INTEGER NOT NULL
+);
+CREATE INDEX msgbus_schedule_by_due ON msgbus_schedule (due)
+"""
+
+_TICKETS: Final = """
+CREATE TABLE msgbus_tickets (
+    message_id TEXT PRIMARY KEY,
+    state TEXT NOT NULL,
+    result BLOB,
+    error TEXT,
+    time REAL NOT NULL
+);
+CREATE VIEW msgbus_log AS
+SELECT offset, message_id, name, version, topic, key, kind, time,
+    coalesce(correlation_id, message_id) AS correlation_id, causation_id,
+    coalesce(root_id, message_id) AS root_id, depth, session_id, headers,
+    CAST(payload AS TEXT) AS payload
+FROM msgbus_messages
+"""
+
+STEPS: Final = (_LOG, _TICKETS)
+"""Step n leads from version n to version n + 1; an empty file is at version 0."""
+
+VERSION: Final = len(STEPS)
+
+Connection = sqlite3.Connection
+
+
+def stored_version(connection: Connection, path: str, *, adopt: bool) -> int:
+    """The schema version of the file, 0 if it has no tables of ours yet.
+
+    Raises:
+        NotAJournalError: It is another program's database, and `adopt` is not given.
+    """
+    tables = {
+        str(name)
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    }
+    if "msgbus_meta" in tables:
+        return int(read_meta(connection, "schema_version") or 0)
+    foreign = sorted(name for name in tables if not name.startswith("sqlite_"))
+    if foreign and not adopt:
+        message = (
+            f"{path} is a SQLite database with tables of its own ({', '.join(foreign[:5])}), and "
+            f"no journal. Choose another path; or, to keep the journal beside those tables, "
+            f"open it with adopt=True (in a URL: ?adopt=true)."
+        )
+        raise NotAJournalError(message, path=path)
+    return 0
+
+
+def migrate(connection: Connection, path: str, *, adopt: bool) -> None:
+    """Bring the file to the newest version, all steps in one transaction.
+
+    Raises:
+        JournalVersionError: It is newer than this code.
+        NotAJournalError: It is another program's database, and `adopt` is not given.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Asked inside the transaction: another process may be doing the same just now.
+        found = stored_version(connection, path, adopt=adopt)
+        if found > VERSION:
+            raise JournalVersionError(path=path, found=found, supported=VERSION)
+        if found == 0:
+            connection.execute("CREATE TABLE msgbus_meta (key TEXT PRIMARY KEY, value TEXT)")
+            write_meta(connection, "trimmed", "0")
+        for step in STEPS[found:]:
+            for statement in step.split(";"):
+                connection.execute(statement)
+        write_meta(connection, "schema_version", str(VERSION))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def read_meta(connection: Connection, key: str) -> str | None:
+    """A value that belongs to the file as a whole."""
+    row = connection.execute("SELECT value FROM msgbus_meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def write_meta(connection: Connection, key: str, value: str) -> None:
+    """Set such a value."""
+    connection.execute("INSERT OR REPLACE INTO msgbus_meta VALUES (?, ?)", (key, value))

@@ -1,0 +1,177 @@
+"""What is written, on one open transaction: messages, leases, and any mix of operations."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar, cast, final
+
+from msgbus.errors import LeaseLostError, StoredMessageError
+from msgbus.journal import operations as op
+from msgbus.journal.records import Ack, AckLevel, Lease, Record
+from msgbus.journal.sqlite import reads
+from msgbus.journal.sqlite.effects import effect
+from msgbus.journal.sqlite.guard import GuardedConnection
+from msgbus.journal.sqlite.rows import INSERT, to_row
+
+if TYPE_CHECKING:
+    from msgbus.journal.codec import PayloadCodec
+
+T = TypeVar("T")
+
+_FIND: Final = "SELECT offset FROM msgbus_messages WHERE message_id = ?"
+
+
+@final
+class Store:
+    """Writes on one connection; only its owner's thread calls it, inside a transaction."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: str,
+        level: AckLevel,
+        codec: PayloadCodec | None,
+    ) -> None:
+        self.connection = connection
+        self.path = path
+        self.level = level
+        self.codec = codec
+        self.head = 0
+
+    # -- transactions ------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin a transaction, with the sole right to write from its first moment on."""
+        self.connection.execute("BEGIN IMMEDIATE")
+        # Read anew each time: another process may have written since.
+        self.head = reads.head(self.connection)
+
+    def commit(self) -> None:
+        """End it; when this returns, the disk has it."""
+        self.connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """Undo it; SQLite may have done so itself."""
+        if self.connection.in_transaction:
+            self.connection.execute("ROLLBACK")
+
+    def attempt(self, function: Callable[[], T]) -> T:
+        """The value of `function`; if it raises, nothing that it did is kept."""
+        head = self.head
+        self.connection.execute("SAVEPOINT request")
+        try:
+            value = function()
+        except BaseException:
+            self.head = head
+            # After some errors, such as a full disk, there is no transaction left at all.
+            if self.connection.in_transaction:
+                self.connection.execute("ROLLBACK TO request")
+                self.connection.execute("RELEASE request")
+            raise
+        self.connection.execute("RELEASE request")
+        return value
+
+    # -- messages ----------------------------------------------------------------------------
+
+    def append_new(self, records: Sequence[Record]) -> list[Ack]:
+        """Add records that are not there yet, in one go.
+
+        Raises:
+            sqlite3.IntegrityError: One of them is there already.
+        """
+        offset = self.head
+        rows = [self._row(record, offset + place) for place, record in enumerate(records, 1)]
+        self.connection.executemany(INSERT, rows)
+        self.head = offset + len(rows)
+        level = self.level
+        return [Ack(offset + place, level) for place in range(1, len(rows) + 1)]
+
+    def append(self, records: Sequence[Record]) -> list[Ack]:
+        """Add those records that are not there yet."""
+        return [self._append_one(record) for record in records]
+
+    def _append_one(self, record: Record) -> Ack:
+        row = self.connection.execute(_FIND, (record.message_id,)).fetchone()
+        if row is not None:
+            return Ack(int(row[0]), self.level, duplicate=True)
+        self.connection.execute(INSERT, self._row(record, self.head + 1))
+        self.head += 1
+        return Ack(self.head, self.level)
+
+    def _row(self, record: Record, offset: int) -> tuple[object, ...]:
+        try:
+            return to_row(record, offset, self.codec)
+        except UnicodeEncodeError as error:
+            message = (
+                f"{record.name} {record.message_id!r} has text that is not Unicode in its topic, "
+                f"key, ids or headers: {error}."
+            )
+            raise StoredMessageError(message, message_id=record.message_id) from error
+
+    # -- any mix -----------------------------------------------------------------------------
+
+    def apply_all(self, operations: Sequence[op.Operation]) -> list[Ack]:
+        """All operations in order; the acks of those that append."""
+        acks: list[Ack] = []
+        for operation in operations:
+            if isinstance(operation, op.Append):
+                acks.append(self._append_one(operation.record))
+            else:
+                effect(self, operation)
+        return acks
+
+    def check_epoch(self, name: str, epoch: int | None) -> int:
+        """The epoch as stored, if it is the lease's; 0 if nobody holds one.
+
+        Raises:
+            LeaseLostError: Another holder has the lease, or it was released.
+        """
+        lease = reads.lease(self.connection, name)
+        current = 0 if lease is None or lease.holder is None else lease.epoch
+        if current != (epoch or 0):
+            raise LeaseLostError(name, epoch=epoch, current=current)
+        return current
+
+    def call(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """The value of a user's function, which can do everything but end the transaction."""
+        connection = cast("GuardedConnection", self.connection)
+        with connection.guarded():
+            return function(connection)
+
+    # -- leases ------------------------------------------------------------------------------
+
+    def acquire(self, name: str, holder: str, seen: Lease | None) -> Lease:
+        """Take a lease that is free, this holder's, or still as it was seen."""
+        lease = reads.lease(self.connection, name)
+        if lease is not None and lease.holder == holder:
+            return lease
+        if lease is not None and lease.holder is not None and lease != seen:
+            return lease
+        taken = Lease(name, holder, 1 if lease is None else lease.epoch + 1, 0)
+        self.connection.execute("INSERT OR REPLACE INTO msgbus_leases VALUES (?, ?, ?, ?)", taken)
+        return taken
+
+    def renew(self, lease: Lease) -> Lease:
+        """Move the counter of a lease that is still the holder's.
+
+        Raises:
+            LeaseLostError: It is not.
+        """
+        current = reads.lease(self.connection, lease.name)
+        if current is None or (current.epoch, current.holder) != (lease.epoch, lease.holder):
+            now = 0 if current is None else current.epoch
+            raise LeaseLostError(lease.name, epoch=lease.epoch, current=now)
+        renewed = current._replace(renewals=current.renewals + 1)
+        self.connection.execute(
+            "UPDATE msgbus_leases SET renewals = ? WHERE name = ?",
+            (renewed.renewals, renewed.name),
+        )
+        return renewed
+
+    def release(self, lease: Lease) -> None:
+        """Free a lease if it is still the holder's; its epoch stays."""
+        self.connection.execute(
+            "UPDATE msgbus_leases SET holder = NULL WHERE name = ? AND epoch = ? AND holder = ?",
+            (lease.name, lease.epoch, lease.holder),
+        )

@@ -1,0 +1,95 @@
+"""Waiting for news: from this process by a call, from other processes by a look at the file."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, final
+
+from msgbus.runtime import Runtime, Waker, current_runtime
+
+if TYPE_CHECKING:
+    from msgbus.clock import Clock
+
+BUSY: Final = 0.02
+"""Seconds between looks while other processes write."""
+
+IDLE: Final = 0.5
+"""Seconds between looks when they have been quiet for long."""
+
+
+@final
+class Watch:
+    """Knows the head and a count of commits, and wakes those who wait for them to grow."""
+
+    def __init__(self, clock: Clock, look: Callable[[], int | None] | None = None) -> None:
+        self._clock = clock
+        self._look = look
+        """Gives the head if another process has written since the last look."""
+        self._guard = threading.Lock()
+        self._waiting: dict[Waker, Runtime] = {}
+        self._interval = BUSY
+        self._looked = clock.now()
+        self.head = 0
+        self.version = 0
+
+    def tell(self, head: int) -> None:
+        """Something was committed; may be called from any thread."""
+        with self._guard:
+            self.head = max(self.head, head)
+            self.version += 1
+            wakers = list(self._waiting.items())
+        for waker, runtime in wakers:
+            runtime.call_soon(waker.wake)
+
+    async def until(self, is_news: Callable[[], bool], timeout: float | None) -> None:
+        """Return when `is_news`, which may look at `head` and `version`, or out of time."""
+        deadline = None if timeout is None else self._clock.now() + timeout
+        self._look_if_due(at_once=True)
+        runtime = current_runtime()
+        while not is_news():
+            pause = self._pause(deadline)
+            if pause is not None and pause <= 0:
+                return
+            waker = runtime.waker()
+            with self._guard:
+                self._waiting[waker] = runtime
+            try:
+                # A commit between the question above and this registration is not missed.
+                if is_news():
+                    return
+                await self._sleep(waker, pause)
+            finally:
+                with self._guard:
+                    del self._waiting[waker]
+            self._look_if_due()
+
+    async def _sleep(self, waker: Waker, pause: float | None) -> None:
+        if pause is None:
+            await waker.wait()
+            return
+        with self._clock.cancel_after(pause):
+            await waker.wait()
+
+    def _pause(self, deadline: float | None) -> float | None:
+        """Seconds until the next look, or the end if that is sooner."""
+        now = self._clock.now()
+        pauses: list[float] = []
+        if self._look is not None:
+            pauses.append(max(self._looked + self._interval - now, 0.001))
+        if deadline is not None:
+            pauses.append(deadline - now)
+        return min(pauses, default=None)
+
+    def _look_if_due(self, *, at_once: bool = False) -> None:
+        """Look at the file, however many wait, at most once in an interval."""
+        now = self._clock.now()
+        if self._look is None or (not at_once and now - self._looked < self._interval):
+            return
+        self._looked = now
+        head = self._look()
+        if head is not None:
+            self._interval = BUSY
+            self.tell(head)
+        elif not at_once:
+            self._interval = min(self._interval * 2, IDLE)
