@@ -1,0 +1,41 @@
+"""What every journal must do, as tests to inherit: for msgbus's own journals, and for yours.
+
+```python
+class TestMyJournal(JournalConformance):
+    def make(self, clock):
+        return MyJournal("...", clock=clock)
+```
+
+Each test opens a journal of its own with `make` and closes it. The tests are coroutines: run
+them with pytest-asyncio, anyio or trio.
+"""
+
+from __future__ import annotations
+
+from msgbus.testing.journals.cursors import CursorTests
+from msgbus.testing.journals.durable import DurableTests, SqlTests
+from msgbus.testing.journals.kit import make_record, read_all
+from msgbus.testing.journals.leases import LeaseTests
+from msgbus.testing.journals.letters import LetterTests
+from msgbus.testing.journals.messages import MessageTests
+from msgbus.testing.journals.questions import QuestionTests
+
+__all__ = [
+    "DurableConformance",
+    "JournalConformance",
+    "SqlConformance",
+    "make_record",
+    "read_all",
+]
+
+
+class JournalConformance(MessageTests, QuestionTests, CursorTests, LeaseTests, LetterTests):
+    """What every journal must do."""
+
+
+class SqlConformance(JournalConformance, SqlTests):
+    """What a journal must do if users' tables are in its transactions."""
+
+
+class DurableConformance(JournalConformance, DurableTests):
+    """What a journal must do if it outlives the process: `make` opens the same one again."""

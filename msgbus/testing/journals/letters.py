@@ -1,0 +1,142 @@
+"""Dead letters, markers, schedules and tickets."""
+
+from __future__ import annotations
+
+import anyio
+
+from msgbus.errors import (
+    JournalConflictError,
+)
+from msgbus.journal import operations as op
+from msgbus.journal.records import (
+    DeadLetter,
+    Scheduled,
+    TicketState,
+)
+from msgbus.testing.journals.kit import TIME, Suite, expected, make_record, numbers, read_all
+
+
+class LetterTests(Suite):
+    """What waits, waits for as long as it takes."""
+
+    # -- dead letters, markers, schedule, tickets ------------------------------------------------
+
+    async def test_dead_letters_are_kept_whole_and_in_order(self) -> None:
+        record = make_record(1, key="k", headers={"a": "b"}, payload=b"\xff\x00")
+        async with self.opened() as journal:
+            (ack,) = await journal.append([record])
+            record = record._replace(offset=ack.offset)
+            await journal.commit(
+                [
+                    op.AddDeadLetter(DeadLetter("ship", record, 3, "ValueError: no", TIME)),
+                    op.AddDeadLetter(DeadLetter("bill", make_record(2), 1, None, TIME)),
+                ]
+            )
+
+            first, second = await journal.dead_letters()
+
+            assert first == DeadLetter("ship", record, 3, "ValueError: no", TIME, first.id)
+            assert await journal.dead_letters("bill") == [second]
+            assert await journal.dead_letters(after=first.id) == [second]
+            assert await journal.dead_letters(limit=1) == [first]
+            await journal.commit([op.DropDeadLetter(first.id)])
+            assert await journal.dead_letters() == [second]
+
+    async def test_a_message_is_one_dead_letter_of_a_subscription(self) -> None:
+        record = make_record(1)
+        async with self.opened() as journal:
+            for attempts in (3, 6):
+                letter = DeadLetter("ship", record, attempts, "again", TIME + attempts)
+                await journal.commit([op.AddDeadLetter(letter)])
+
+            (letter,) = await journal.dead_letters()
+
+            assert (letter.attempts, letter.time) == (6, TIME + 6)
+
+    async def test_marks_belong_to_one_subscription(self) -> None:
+        async with self.opened() as journal:
+            await journal.commit([op.Mark("ship", "1"), op.Mark("ship", "2"), op.Mark("bill", "3")])
+            await journal.commit([op.Mark("ship", "1")])
+
+            assert await journal.marked("ship", ["1", "2", "3", "4"]) == {"1", "2"}
+            assert await journal.marked("ship", []) == set()
+
+    async def test_a_mark_that_may_be_set_once_refuses_the_second_transaction(self) -> None:
+        async with self.opened() as journal:
+            await journal.commit([op.Mark("ship", "1", once=True)])
+
+            with expected(JournalConflictError):
+                await journal.commit([op.Append(make_record(0)), op.Mark("ship", "1", once=True)])
+
+            assert await read_all(journal) == []
+
+    async def test_scheduled_messages_come_in_the_order_they_are_due(self) -> None:
+        entries = [
+            Scheduled("late", 30.0, make_record(3)),
+            Scheduled("early", 10.0, make_record(1), "ship", 4),
+            Scheduled("middle", 20.0, make_record(2)),
+        ]
+        async with self.opened() as journal:
+            assert await journal.next_due() is None
+            await journal.commit([op.Schedule(entry) for entry in entries])
+
+            assert await journal.next_due() == 10.0
+            assert await journal.due(9.9) == []
+            assert await journal.due(20.0) == [entries[1], entries[2]]
+            assert await journal.due(99.0, limit=1) == [entries[1]]
+
+    async def test_a_scheduled_message_is_replaced_or_cancelled_by_its_id(self) -> None:
+        record = make_record(1)
+        async with self.opened() as journal:
+            await journal.commit([op.Schedule(Scheduled("a", 10.0, record))])
+            await journal.commit([op.Schedule(Scheduled("a", 50.0, record))])
+            assert await journal.next_due() == 50.0
+
+            await journal.commit([op.Unschedule("a"), op.Unschedule("never there")])
+
+            assert await journal.next_due() is None
+
+    async def test_a_due_message_is_sent_once_however_many_see_it(self) -> None:
+        record = make_record(1)
+        sent: list[int] = []
+        async with self.opened() as journal:
+            await journal.commit([op.Schedule(Scheduled("a", 10.0, record))])
+
+            async def send() -> None:
+                for entry in await journal.due(10.0):
+                    try:
+                        await journal.commit(
+                            [op.Unschedule(entry.id, required=True), op.Append(make_record(1))]
+                        )
+                    except JournalConflictError:
+                        continue
+                    sent.append(1)
+
+            async with anyio.create_task_group() as senders:
+                for _ in range(5):
+                    senders.start_soon(send)
+
+            assert sent == [1]
+            assert numbers(await read_all(journal)) == [1]
+
+    async def test_the_first_result_of_a_ticket_stays(self) -> None:
+        async with self.opened() as journal:
+            await journal.commit([op.OpenTicket("id", 1.0)])
+            ticket = await journal.ticket("id")
+            assert ticket is not None
+            assert ticket.state is TicketState.PENDING
+            await journal.commit([op.CloseTicket("id", 2.0, result=b"42")])
+            await journal.commit([op.CloseTicket("id", 3.0, error="too late")])
+            await journal.commit([op.OpenTicket("id", 4.0)])
+
+            ticket = await journal.ticket("id")
+
+            assert ticket is not None
+            assert ticket == ("id", TicketState.DONE, b"42", None, 2.0)
+            assert await journal.ticket("unknown") is None
+
+    async def test_a_ticket_keeps_an_error(self) -> None:
+        async with self.opened() as journal:
+            await journal.commit([op.OpenTicket("id", 1.0), op.CloseTicket("id", 2.0, error="no")])
+
+            assert await journal.ticket("id") == ("id", TicketState.FAILED, None, "no", 2.0)

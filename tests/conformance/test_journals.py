@@ -1,0 +1,30 @@
+"""The shipped conformance suite on the journals that msgbus has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from msgbus.clock import VirtualClock
+from msgbus.journal import Journal, MemoryJournal, SqliteJournal
+from msgbus.testing.journal import DurableConformance, SqlConformance
+
+
+class TestMemoryJournal(SqlConformance):
+    def make(self, clock: VirtualClock) -> Journal:
+        return MemoryJournal(clock=clock)
+
+
+class TestSqliteJournalInMemory(SqlConformance):
+    def make(self, clock: VirtualClock) -> Journal:
+        return SqliteJournal("sqlite:///:memory:", clock=clock)
+
+
+class TestSqliteJournal(SqlConformance, DurableConformance):
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.file = tmp_path / "journal.db"
+
+    def make(self, clock: VirtualClock) -> Journal:
+        return SqliteJournal(self.file, clock=clock, reserve=0)
