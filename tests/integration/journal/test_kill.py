@@ -1,0 +1,142 @@
+"""A process that is killed at any moment loses nothing that the journal has acknowledged."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from msgbus.journal import Cursor, Record, SqliteJournal
+from msgbus.testing.journal import read_all
+from tests.integration.journal.worker import READER
+
+ROOT = Path(__file__).resolve().parents[3]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio_only("one is enough")]
+
+
+@dataclass
+class Findings:
+    """What many kills have led to, counted."""
+
+    acked: int = 0
+    lost: int = 0
+    faults: list[str] = field(default_factory=list[str])
+
+
+def run_and_kill(path: Path, run: str, delay: float, *, early: bool) -> list[list[str]]:
+    """Let a worker work for a moment, kill it, and give the lines it managed to write."""
+    said = path.with_name(f"{run}.txt")
+    command = [sys.executable, "-m", "tests.integration.journal.worker", str(path), run]
+    with said.open("wb") as output:
+        worker = subprocess.Popen([*command, *["early"] * early], cwd=ROOT, stdout=output)
+        try:
+            while said.stat().st_size == 0:  # until it has begun
+                with suppress(subprocess.TimeoutExpired):
+                    code = worker.wait(0.005)
+                    pytest.fail(f"the worker ended by itself: {code}")
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(delay)
+        finally:
+            worker.kill()
+            assert worker.wait() == -signal.SIGKILL
+    # The last line may be cut off.
+    return [line.split() for line in said.read_text().rpartition("\n")[0].splitlines()]
+
+
+class Check:
+    """Holds what is in the journal against what the workers were told."""
+
+    def __init__(self) -> None:
+        self.found = Findings()
+        self.appended: set[str] = set()
+        self.scheduled: set[str] = set()
+        self.cursor = 0
+
+    def listen(self, lines: list[list[str]]) -> int:
+        """Remember what was acknowledged; gives the last cursor that was."""
+        last = self.cursor
+        for what, value in lines:
+            if what == "appended":
+                self.appended.add(value)
+            elif what == "scheduled":
+                self.scheduled.add(value)
+            else:
+                last = int(value)
+        return last
+
+    async def look(self, journal: SqliteJournal, acked_cursor: int) -> None:
+        records = await read_all(journal)
+        ids = [record.message_id for record in records]
+        waiting = [entry.id for entry in await journal.due(0.0, limit=1_000_000)]
+        cursor = await journal.cursor(READER)
+        assert cursor is not None
+        self.found.acked = len(self.appended) + len(self.scheduled)
+        self.found.lost = len(self.appended - set(ids))
+        self.found.lost += len(self.scheduled - set(ids) - set(waiting))
+        self.expect(len(ids) == len(set(ids)), "a message is there twice")
+        self.expect(not set(ids) & set(waiting), "a scheduled message was sent and still waits")
+        self.check_order(records)
+        self.check_cursor(cursor, acked_cursor)
+        effects = await journal.transact(
+            lambda connection: connection.execute("SELECT offset FROM effects").fetchall()
+        )
+        done = [record.offset for record in records if record.offset <= cursor.offset]
+        self.expect(
+            sorted(offset for (offset,) in effects) == done, "effects and cursor do not agree"
+        )
+        report = await journal.verify()
+        self.expect(report.is_sound, str(report))
+
+    def check_order(self, records: list[Record]) -> None:
+        by_key: defaultdict[str | None, list[int]] = defaultdict(list)
+        for record in records:
+            if record.key != "later":
+                by_key[record.key].append(record.json()["number"])
+        for key, numbers in by_key.items():
+            self.expect(numbers == list(range(len(numbers))), f"{key} has a gap or is out of order")
+
+    def check_cursor(self, cursor: Cursor, acked: int) -> None:
+        self.expect(cursor.offset >= self.cursor, "the cursor went back")
+        self.expect(cursor.offset >= acked, "a cursor that was acknowledged is lost")
+        self.cursor = cursor.offset
+
+    def expect(self, condition: bool, fault: str) -> None:
+        if not condition:
+            self.found.faults.append(fault)
+
+
+async def kill_often(path: Path, seed: int, kills: int, *, early: bool = False) -> Findings:
+    chance = random.Random(seed)
+    check = Check()
+    for number in range(kills):
+        lines = run_and_kill(path, f"run{number}", chance.uniform(0.0, 0.25), early=early)
+        acked_cursor = check.listen(lines)
+        journal = SqliteJournal(path, reserve=0)
+        await check.look(journal, acked_cursor)
+        await journal.close()
+        if early and check.found.lost:
+            break
+    return check.found
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_nothing_acknowledged_is_lost_by_twenty_kills(tmp_path: Path, seed: int) -> None:
+    found = await kill_often(tmp_path / "journal.db", seed, kills=20)
+
+    assert found.acked > 1_000
+    assert found.lost == 0
+    assert found.faults == []
+
+
+async def test_the_check_finds_what_is_acknowledged_too_early(tmp_path: Path) -> None:
+    found = await kill_often(tmp_path / "journal.db", seed=4, kills=20, early=True)
+
+    assert found.lost > 0
