@@ -54,6 +54,10 @@ class Runtime(Protocol):
         """The event loop itself: the same for all runtimes made on one loop."""
         ...
 
+    def is_running_here(self) -> bool:
+        """Whether its event loop is the one that runs on this thread now."""
+        ...
+
     def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
         """Run `function` detached. It must not raise."""
         ...
@@ -82,8 +86,10 @@ class Runtime(Protocol):
         ...
 
 
-def current_runtime() -> Runtime:
-    """The runtime of the running event loop, asyncio or trio."""
+def current_runtime(known: Runtime | None = None) -> Runtime:
+    """The runtime of the running event loop, asyncio or trio; `known` if it is that one."""
+    if known is not None and known.is_running_here():
+        return known
     if "trio" in sys.modules:
         import trio
 
@@ -134,6 +140,12 @@ class _AsyncioRuntime:
     @property
     def token(self) -> object:
         return self._loop
+
+    def is_running_here(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
 
     def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
         async def run() -> None:
@@ -203,6 +215,11 @@ class _TrioRuntime:
     @property
     def token(self) -> object:
         return self._token
+
+    def is_running_here(self) -> bool:
+        import trio
+
+        return trio.lowlevel.in_trio_run() and (trio.lowlevel.current_trio_token() is self._token)
 
     def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
         import trio

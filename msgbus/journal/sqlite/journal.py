@@ -32,7 +32,6 @@ from msgbus.journal.sqlite.files import (
 )
 from msgbus.journal.sqlite.lookout import Lookout
 from msgbus.journal.sqlite.readers import Readers
-from msgbus.journal.sqlite.requests import Request
 from msgbus.journal.sqlite.reserve import DEFAULT_SIZE, Reserve
 from msgbus.journal.sqlite.store import Store
 from msgbus.journal.sqlite.writer import MOST, Writer
@@ -108,11 +107,11 @@ class SqliteJournal(TableJournal):
     # -- where things run --------------------------------------------------------------------
 
     async def _write(self, work: Callable[[Store], T]) -> T:
-        return cast("T", await self._writer.run(Request(work)))
+        return cast("T", await self._writer.run(work))
 
     async def append(self, records: Sequence[Record]) -> list[Ack]:
         """Add messages, all or none; see `Journal.append`."""
-        acks: list[Ack] = await self._writer.run(Request(records=records))
+        acks: list[Ack] = await self._writer.run(None, records)
         return acks
 
     async def _read(self, function: Callable[[sqlite3.Connection], T]) -> T:
@@ -123,7 +122,7 @@ class SqliteJournal(TableJournal):
 
     async def _alone(self, work: Callable[[Store], T]) -> T:
         """The value of `work`, run between two groups, with transactions of its own."""
-        return cast("T", await self._writer.run(Request(work, alone=True)))
+        return cast("T", await self._writer.run(work, alone=True))
 
     # -- on the writer's thread --------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from msgbus.journal.records import Record
-from msgbus.runtime import Runtime, current_runtime
+from msgbus.runtime import Runtime
 
 if TYPE_CHECKING:
     from msgbus.journal.sqlite.store import Store
@@ -34,9 +34,10 @@ class Request:
 
     def __init__(
         self,
+        runtime: Runtime,
         work: Callable[[Store], Any] | None = None,
-        *,
         records: Sequence[Record] | None = None,
+        *,
         alone: bool = False,
     ) -> None:
         self.work = work
@@ -45,8 +46,8 @@ class Request:
         """What a plain append adds: many of them become one statement."""
         self.alone = alone
         """Whether `work` makes its own transactions, outside of any group."""
-        self.runtime: Runtime = current_runtime()
-        self.waker = self.runtime.waker()
+        self.runtime = runtime
+        self.waker = runtime.waker()
         self.value: Any = None
         self.error: BaseException | None = None
         self.done = False
@@ -58,26 +59,14 @@ class Request:
         """How much of a group it fills."""
         return 1 if self.records is None else len(self.records)
 
-    async def result(self) -> Any:
-        """What the writer answers; a caller that is cancelled withdraws it if it can."""
-        try:
-            while not self.done:
-                await self.waker.wait()
-        except BaseException:
-            self.is_abandoned = True
-            raise
-        if self.error is not None:
-            raise self.error
-        return self.value
-
 
 def answer(requests: Iterable[Request]) -> None:
     """Wake all callers, with one message to each event loop."""
-    loops: dict[int, tuple[Runtime, list[Request]]] = {}
+    # By runtime, not by loop: callers on one loop share theirs, as the writer keeps it.
+    loops: dict[Runtime, list[Request]] = {}
     for request in requests:
-        _, waiting = loops.setdefault(id(request.runtime.token), (request.runtime, []))
-        waiting.append(request)
-    for runtime, waiting in loops.values():
+        loops.setdefault(request.runtime, []).append(request)
+    for runtime, waiting in loops.items():
         runtime.call_soon(_Wake(waiting))
 
 

@@ -26,11 +26,11 @@ CREATE TABLE msgbus_messages (
     correlation_id TEXT,
     causation_id TEXT,
     root_id TEXT,
-    depth INTEGER NOT NULL,
+    depth INTEGER NOT NULL DEFAULT 0,
     session_id TEXT,
     headers TEXT,
     payload BLOB NOT NULL,
-    from_system INTEGER NOT NULL,
+    from_system INTEGER NOT NULL DEFAULT 0,
     crc INTEGER NOT NULL
 );
 CREATE INDEX msgbus_messages_by_flow ON msgbus_messages (correlation_id)

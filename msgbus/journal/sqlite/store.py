@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
 from msgbus.errors import LeaseLostError, StoredMessageError
@@ -12,13 +14,20 @@ from msgbus.journal.records import Ack, AckLevel, Lease, Record
 from msgbus.journal.sqlite import reads
 from msgbus.journal.sqlite.effects import effect
 from msgbus.journal.sqlite.guard import GuardedConnection
-from msgbus.journal.sqlite.rows import INSERT, to_row
+from msgbus.journal.sqlite.rows import COLUMNS, MANY, PLAIN_COLUMNS, Row, insert, to_row
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import PayloadCodec
 
 T = TypeVar("T")
 
+# As `Ack(...)`, without the call in between: there is one for every message.
+_ack: Final[Callable[[tuple[int, AckLevel, bool]], Ack]] = partial(tuple.__new__, Ack)
+
+_PLAIN_LENGTH: Final = PLAIN_COLUMNS.count(",") + 1
+_INSERTS: Final = {
+    columns: (insert(columns), insert(columns, MANY)) for columns in (COLUMNS, PLAIN_COLUMNS)
+}
 _FIND: Final = "SELECT offset FROM msgbus_messages WHERE message_id = ?"
 
 
@@ -82,24 +91,37 @@ class Store:
         """
         offset = self.head
         rows = [self._row(record, offset + place) for place, record in enumerate(records, 1)]
-        self.connection.executemany(INSERT, rows)
+        plain = [row for row in rows if len(row) == _PLAIN_LENGTH]
+        self._insert(PLAIN_COLUMNS, plain)
+        if len(plain) != len(rows):
+            self._insert(COLUMNS, [row for row in rows if len(row) != _PLAIN_LENGTH])
         self.head = offset + len(rows)
         level = self.level
-        return [Ack(offset + place, level) for place in range(1, len(rows) + 1)]
+        return [_ack((offset + place, level, False)) for place in range(1, len(rows) + 1)]
 
     def append(self, records: Sequence[Record]) -> list[Ack]:
         """Add those records that are not there yet."""
         return [self._append_one(record) for record in records]
 
     def _append_one(self, record: Record) -> Ack:
-        row = self.connection.execute(_FIND, (record.message_id,)).fetchone()
-        if row is not None:
-            return Ack(int(row[0]), self.level, duplicate=True)
-        self.connection.execute(INSERT, self._row(record, self.head + 1))
+        found = self.connection.execute(_FIND, (record.message_id,)).fetchone()
+        if found is not None:
+            return Ack(int(found[0]), self.level, duplicate=True)
+        row = self._row(record, self.head + 1)
+        self._insert(PLAIN_COLUMNS if len(row) == _PLAIN_LENGTH else COLUMNS, [row])
         self.head += 1
         return Ack(self.head, self.level)
 
-    def _row(self, record: Record, offset: int) -> tuple[object, ...]:
+    def _insert(self, columns: str, rows: list[Row]) -> None:
+        """Add rows of one shape; their offsets say where, so the order does not matter."""
+        one, many = _INSERTS[columns]
+        whole = len(rows) - len(rows) % MANY
+        for start in range(0, whole, MANY):
+            flat = list(chain.from_iterable(rows[start : start + MANY]))
+            self.connection.execute(many, flat)
+        self.connection.executemany(one, rows[whole:])
+
+    def _row(self, record: Record, offset: int) -> Row:
         try:
             return to_row(record, offset, self.codec)
         except UnicodeEncodeError as error:

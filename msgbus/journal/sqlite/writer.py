@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, final
 
 from msgbus.errors import JournalConflictError, JournalError, JournalFullError, MsgBusError
-from msgbus.journal.records import Lease
+from msgbus.journal.records import Lease, Record
 from msgbus.journal.sqlite.faults import closed, translated
 from msgbus.journal.sqlite.groups import Groups
 from msgbus.journal.sqlite.requests import Request, answer
@@ -53,23 +53,45 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._is_closed = False
+        self._runtime: Runtime | None = None
         self._kept: dict[str, _Kept] = {}
         self._renewals: dict[str, float] = {}
 
-    async def run(self, request: Request) -> Any:
-        """What `request` gives, once it is committed."""
+    async def run(
+        self,
+        work: Callable[[Store], Any] | None = None,
+        records: Sequence[Record] | None = None,
+        *,
+        alone: bool = False,
+    ) -> Any:
+        """What `work` gives, or the acks of `records`, once it is committed."""
+        # Kept from call to call: nearly always there is one event loop only.
+        runtime = self._runtime = current_runtime(self._runtime)
+        request = Request(runtime, work, records, alone=alone)
         # Under the lock, so that nothing can arrive behind the mark that ends the thread.
         with self._starting:
-            if self._is_closed:
-                raise closed(self._store.path)
-            if self._thread is None:
-                # A daemon: a program that forgets to close must still be able to end.
-                self._thread = threading.Thread(
-                    target=self._work, name="msgbus journal writer", daemon=True
-                )
-                self._thread.start()
+            if self._thread is None or self._is_closed:
+                self._start()
             self._arrivals.put(request)
-        return await request.result()
+        try:
+            while not request.done:
+                await request.waker.wait()
+        except BaseException:
+            # If the writer has not come to it yet, it need not be written.
+            request.is_abandoned = True
+            raise
+        if request.error is not None:
+            raise request.error
+        return request.value
+
+    def _start(self) -> None:
+        if self._is_closed:
+            raise closed(self._store.path)
+        # A daemon: a program that forgets to close must still be able to end.
+        self._thread = threading.Thread(
+            target=self._work, name="msgbus journal writer", daemon=True
+        )
+        self._thread.start()
 
     def close(self) -> threading.Thread | None:
         """Take nothing new; gives the thread, which ends when all that came before is done."""
@@ -167,7 +189,7 @@ class Writer:
             self._kept[lease.name] = kept
             self._renewals[lease.name] = time.monotonic() + every
 
-        await self.run(Request(begin))
+        await self.run(begin)
 
     def drop(self, name: str) -> None:
         """Renew it no more; called on the thread."""
