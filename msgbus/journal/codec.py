@@ -92,7 +92,9 @@ class MessageCodec:
         message_id = meta.message_id
         try:
             # round_trip: without computed fields, which the class would refuse on reading.
-            payload = message.__pydantic_serializer__.to_json(message, round_trip=True)
+            payload = message.__pydantic_serializer__.to_json(
+                message, round_trip=True, by_alias=False
+            )
         except PydanticSerializationError as error:
             raise _not_writable(message_type, message_id, error) from error
         return Record(
