@@ -1,0 +1,269 @@
+"""Opening a journal: URLs, bad files with clear errors, older and newer ones."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import anyio
+import pytest
+
+from msgbus import (
+    JournalError,
+    JournalLockedError,
+    JournalOpenError,
+    JournalVersionError,
+    NotAJournalError,
+)
+from msgbus.journal import AckLevel, MemoryJournal, Retention, SqliteJournal, open_journal
+from msgbus.journal.operations import CloseTicket, OpenTicket, Sql
+from msgbus.journal.sqlite.schema import STEPS, VERSION
+from msgbus.testing.journal import make_record, read_all
+
+
+def plain(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, isolation_level=None)
+
+
+async def write_one(path: Path) -> None:
+    async with SqliteJournal(path, reserve=0) as journal:
+        await journal.append([make_record(1)])
+
+
+# -- URLs ----------------------------------------------------------------------------------
+
+
+async def test_a_url_names_a_file_relative_to_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    journal = open_journal("sqlite:///shop%20one.db")
+    await journal.append([make_record(1)])
+    await journal.close()
+
+    assert journal.level is AckLevel.FSYNC
+    assert (tmp_path / "shop one.db").exists()
+
+
+async def test_a_url_with_four_slashes_names_an_absolute_path(tmp_path: Path) -> None:
+    journal = open_journal(f"sqlite:///{tmp_path}/shop.db")
+    await journal.close()
+
+    assert (tmp_path / "shop.db").exists()
+
+
+@pytest.mark.parametrize("url", ["sqlite:///:memory:", "memory:", "memory://"])
+async def test_a_journal_in_memory_promises_no_more_than_that(url: str) -> None:
+    journal = open_journal(url)
+    (ack,) = await journal.append([make_record(1)])
+    await journal.close()
+
+    assert ack.level is journal.level is AckLevel.MEMORY
+    assert isinstance(journal, MemoryJournal | SqliteJournal)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("nats-typo://x", "no journal that msgbus knows"),
+        ("shop.db", r"Write sqlite:///shop\.db"),
+        ("sqlite://shop.db", "names no file"),
+        ("sqlite:///", "names no file"),
+        ("sqlite:///:memory:?colour=red", "colour"),
+        ("sqlite:///:memory:?max_age=old", "old"),
+        ("sqlite:///:memory:?adopt=perhaps", "perhaps"),
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused(url: str, says: str) -> None:
+    with pytest.raises(JournalOpenError, match=says):
+        open_journal(url)
+
+
+async def test_options_of_a_url_are_those_of_the_constructor(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db?reserve=4096&max_count=2&lock_timeout=1.5&adopt=false"
+    async with SqliteJournal(url) as journal:
+        await journal.append([make_record(n) for n in range(5)])
+        report = await journal.trim()
+
+    assert report.removed == 3
+    assert (tmp_path / "shop.db-reserve").stat().st_size == 4096
+
+
+# -- bad files -----------------------------------------------------------------------------
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JournalOpenError, match=r"make .*nowhere first") as caught:
+        SqliteJournal(tmp_path / "nowhere" / "shop.db")
+
+    assert caught.value.path == str(tmp_path / "nowhere" / "shop.db")
+
+
+def test_a_folder_is_no_journal(tmp_path: Path) -> None:
+    with pytest.raises(JournalOpenError, match=r"is a folder.*journal\.db"):
+        SqliteJournal(tmp_path)
+
+
+def test_a_text_file_is_no_journal_and_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("Dear diary, today I will be long enough to be a database. " * 100)
+    before = file.read_bytes()
+
+    with pytest.raises(NotAJournalError, match="not a SQLite database"):
+        SqliteJournal(file)
+
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+
+
+async def test_a_database_of_another_program_is_left_alone_unless_adopted(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    with closing(plain(file)) as connection:
+        connection.execute("PRAGMA user_version = 7")
+        connection.execute("CREATE TABLE orders (number INTEGER)")
+    before = file.read_bytes()
+
+    with pytest.raises(NotAJournalError, match=r"orders.*adopt=True"):
+        SqliteJournal(file)
+    assert file.read_bytes() == before
+
+    async with SqliteJournal(f"sqlite:///{file}?adopt=true", reserve=0) as journal:
+        await journal.commit([Sql("INSERT INTO orders VALUES (1)")])
+    await write_one(file)
+    with closing(plain(file)) as connection:
+        assert connection.execute("SELECT number FROM orders").fetchall() == [(1,)]
+        assert connection.execute("PRAGMA user_version").fetchone() == (7,)
+
+
+READ_ONLY = """
+import os, sys
+from msgbus import JournalReadOnlyError
+from msgbus.journal import SqliteJournal
+if os.getuid() == 0:
+    os.setuid(65534)  # to root nothing is read-only
+try:
+    SqliteJournal(sys.argv[1], reserve=0)
+except JournalReadOnlyError as error:
+    assert isinstance(error, PermissionError)
+    print(error)
+"""
+
+
+def open_as_nobody(tmp_path: Path, file: Path, target: str) -> str:
+    """What a process says that may read everything, and write all but the target."""
+    file.chmod(0o444 if target == "file" else 0o666)
+    file.parent.chmod(0o777 if target == "file" else 0o555)
+    for parent in tmp_path.parents:
+        if parent.name.startswith("pytest-") and parent.stat().st_uid == os.getuid():
+            parent.chmod(0o755)
+    tmp_path.chmod(0o755)
+    try:
+        command = [sys.executable, "-c", READ_ONLY, str(file)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    finally:
+        file.parent.chmod(0o755)
+
+
+@pytest.mark.parametrize("target", ["file", "folder"])
+async def test_what_cannot_be_written_is_named(tmp_path: Path, target: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    file = folder / "shop.db"
+    await write_one(file)
+    said = open_as_nobody(tmp_path, file, target)
+
+    named = file if target == "file" else folder
+    assert f"{named} is read-only for this user" in said
+
+
+async def test_a_locked_file_is_waited_for_and_then_named(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    await write_one(file)
+    async with SqliteJournal(file, lock_timeout=0.05, reserve=0) as journal:
+        with closing(plain(file)) as other:
+            other.execute("BEGIN IMMEDIATE")
+
+            with pytest.raises(JournalLockedError, match="locked by another process") as caught:
+                await journal.append([make_record(2)])
+            assert len(await read_all(journal)) == 1
+            other.execute("ROLLBACK")
+
+        await journal.append([make_record(3)])
+        assert len(await read_all(journal)) == 2
+    assert isinstance(caught.value, TimeoutError)
+
+
+async def test_a_file_locked_at_opening_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    await write_one(file)
+    with closing(plain(file)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        with pytest.raises(JournalLockedError, match=r"shop\.db is locked"):
+            SqliteJournal(file, lock_timeout=0.05)
+
+
+# -- versions ------------------------------------------------------------------------------
+
+
+async def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    await write_one(file)
+    with closing(plain(file)) as connection:
+        connection.execute("UPDATE msgbus_meta SET value = 99 WHERE key = 'schema_version'")
+
+    with pytest.raises(JournalVersionError, match=r"version 99.*Upgrade msgbus") as caught:
+        SqliteJournal(file)
+
+    assert (caught.value.found, caught.value.supported) == (99, VERSION)
+
+
+async def test_a_file_of_every_older_version_is_upgraded_and_keeps_its_messages(
+    tmp_path: Path,
+) -> None:
+    for version in range(1, VERSION):
+        file = tmp_path / f"{version}.db"
+        old_file(file, version)
+
+        async with SqliteJournal(file, reserve=0) as journal:
+            await journal.commit([OpenTicket("id", 1.0), CloseTicket("id", 2.0, result=b"1")])
+
+            (record,) = await read_all(journal)
+            assert (record.message_id, record.json()) == ("old", {"number": 1})
+            assert (await journal.verify()).is_sound
+            assert await journal.ticket("id") is not None
+
+
+def old_file(file: Path, version: int) -> None:
+    """A journal with one message, as the first version of msgbus with this schema left it."""
+    from msgbus.journal.sqlite.rows import PLAIN_COLUMNS, insert, to_row
+
+    with closing(plain(file)) as connection:
+        connection.execute("CREATE TABLE msgbus_meta (key TEXT PRIMARY KEY, value TEXT)")
+        connection.execute("INSERT INTO msgbus_meta VALUES ('schema_version', ?)", (version,))
+        connection.execute("INSERT INTO msgbus_meta VALUES ('trimmed', 0)")
+        for step in STEPS[:version]:
+            connection.executescript(step)
+        record = make_record(1, message_id="old")
+        connection.execute(insert(PLAIN_COLUMNS), to_row(record, 1, None))
+
+
+def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+    code = "import sys; from msgbus.journal import SqliteJournal; SqliteJournal(sys.argv[1])"
+    command = [sys.executable, "-W", "ignore::ResourceWarning", "-c", code]
+    openers = [subprocess.Popen([*command, str(tmp_path / "shop.db")]) for _ in range(4)]
+
+    assert [opener.wait() for opener in openers] == [0, 0, 0, 0]
+    anyio.run(write_one, tmp_path / "shop.db")
+
+
+def test_every_journal_error_says_which_file(tmp_path: Path) -> None:
+    with pytest.raises(JournalError) as caught:
+        SqliteJournal(tmp_path)
+
+    assert caught.value.path == str(tmp_path)
+    assert Retention() == Retention(max_age=None)
