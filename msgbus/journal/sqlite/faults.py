@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from msgbus.errors import (
@@ -19,6 +21,7 @@ from msgbus.errors import (
 )
 
 _PRIMARY: Final = 0xFF
+_INDEX_BLOCK: Final = 64 * 1024
 _NOT_TEXT: Final = "Could not decode to UTF-8"
 
 
@@ -37,6 +40,9 @@ def translate(error: sqlite3.Error, path: str) -> JournalError:
     primary = None if code is None else code & _PRIMARY
     if is_undecodable(error):
         primary = sqlite3.SQLITE_CORRUPT
+    if primary == sqlite3.SQLITE_IOERR and _has_no_space(path):
+        # The log's index could not grow, which SQLite calls an error of the disk.
+        primary = sqlite3.SQLITE_FULL
     if primary is None:
         text = str(error)
         if "closed database" in text:
@@ -48,6 +54,14 @@ def translate(error: sqlite3.Error, path: str) -> JournalError:
         return JournalError(message, path=path)
     kind, text = make
     return kind(text.format(path=path, error=error), path=path)
+
+
+def _has_no_space(path: str) -> bool:
+    """Whether the disk is full, or so nearly that the log's index cannot grow by a block."""
+    try:
+        return shutil.disk_usage(Path(path).parent).free < _INDEX_BLOCK
+    except OSError:
+        return False
 
 
 def closed(path: str) -> JournalClosedError:

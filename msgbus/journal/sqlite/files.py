@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from msgbus.errors import JournalOpenError, JournalReadOnlyError
 from msgbus.journal.sqlite.faults import translated
 from msgbus.journal.sqlite.guard import GuardedConnection
-from msgbus.journal.sqlite.schema import APPLICATION_ID, migrate, stored_version
+from msgbus.journal.sqlite.schema import APPLICATION_ID, VERSION, migrate, stored_version
 
 MEMORY: Final = ":memory:"
 SCHEME: Final = "sqlite://"
@@ -110,7 +110,8 @@ def _prepare(connection: sqlite3.Connection, path: str, *, adopt: bool) -> None:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute("PRAGMA journal_mode = WAL").fetchall()
     configure(connection)
-    migrate(connection, path, adopt=adopt)
+    if found != VERSION:  # nothing is written for a file that is up to date: it may be full
+        migrate(connection, path, adopt=adopt)
 
 
 def configure(connection: sqlite3.Connection) -> None:

@@ -1,7 +1,8 @@
 """A file of ballast beside the journal, thrown off to make room on a full disk.
 
 Removing rows needs space for the write-ahead log first. On a disk that is full to the last
-byte not even retention could help, were it not for this.
+byte not even retention could help, were it not for this. It must hold what the log may hold,
+as that has to go into the file first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, final
 
-DEFAULT_SIZE: Final = 2 * 1024 * 1024
+DEFAULT_SIZE: Final = 8 * 1024 * 1024
 _BLOCK: Final = bytes(64 * 1024)
 
 

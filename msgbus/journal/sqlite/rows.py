@@ -131,7 +131,8 @@ def from_row(row: Sequence[Any], path: str, codec: PayloadCodec | None) -> Recor
         StoredMessageError: The codec refuses the payload.
     """
     *columns, crc = row
-    if _checksum_of(columns) != crc:
+    found = _checksum_of(columns)
+    if found is None or found != crc:
         raise CorruptRecordError("is damaged: its checksum does not fit", path=path, offset=row[0])
     (
         offset,

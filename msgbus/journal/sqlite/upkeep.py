@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,6 +127,8 @@ def _step(store: Store, last: int) -> int:
     except BaseException:
         store.rollback()
         raise
-    # Now, so that the next step finds the log empty, not a little longer.
-    store.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    # Now, so that the next step finds the log empty, not a little longer. If the disk has no
+    # room even for that, what was removed is removed all the same.
+    with suppress(sqlite3.OperationalError):
+        store.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     return removed
