@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from itertools import groupby
 from typing import Any, Final
 
+from benchmarks.journal import PACKAGES as STORES
 from benchmarks.peers import PACKAGES
 from benchmarks.rows import FAR, Result, Verdict
 from benchmarks.timing import Effort
@@ -138,7 +139,7 @@ def conditions(effort: Effort) -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "repeats": effort.repeats,
-        "versions": {name: installed_version(name) for name in (*ALWAYS, *PACKAGES)},
+        "versions": {name: installed_version(name) for name in (*ALWAYS, *PACKAGES, *STORES)},
     }
 
 

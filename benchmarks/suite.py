@@ -11,6 +11,7 @@ from benchmarks import (
     events,
     growth,
     imports,
+    journal,
     latency,
     memory,
     parts,
@@ -28,6 +29,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *creation.ROWS,
     *memory.ROWS,
     *growth.ROWS,
+    *journal.ROWS,
     *imports.ROWS,
 )
 

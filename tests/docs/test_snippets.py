@@ -74,7 +74,10 @@ def run_file(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_the_snippets_of_a_page_run_and_print_what_it_says(page: Path) -> None:
+def test_the_snippets_of_a_page_run_and_print_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # some make files
     with page_module(page) as module, asyncio.Runner() as runner:
         for block, expected in programs(page):
             printed = run_block(block, page, module, runner)

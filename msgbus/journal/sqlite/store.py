@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# As `Ack(...)`, without the call in between: there is one for every message.
-_ack: Final[Callable[[tuple[int, AckLevel, bool]], Ack]] = partial(tuple.__new__, Ack)
+_ack: Final[Callable[[tuple[int, AckLevel, bool]], Ack]] = Ack._make
 
 _PLAIN_LENGTH: Final = PLAIN_COLUMNS.count(",") + 1
 _INSERTS: Final = {
