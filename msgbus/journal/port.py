@@ -64,7 +64,8 @@ class Journal(Protocol):
         """The value of `function`, called inside a transaction that it cannot end itself.
 
         It runs on the journal's own thread and may read and write the user's tables. If it
-        raises, nothing of it is kept.
+        raises, nothing of it is kept. It may be called again if the group that it is written
+        with has to be repeated, so it should touch nothing but the connection.
 
         Raises:
             ForbiddenStatementError: It tried to commit, attach or change settings.

@@ -28,9 +28,9 @@ COLUMNS: Final = (
 PLAIN_COLUMNS: Final = "offset, message_id, name, version, topic, key, kind, time, payload, crc"
 """What differs from the default in a message without a cause, a session and headers."""
 
-MANY: Final = 100
-"""Rows of one statement. Each statement hands the interpreter over to the event loop's thread
-and back, which costs more than the rows themselves."""
+MANY: Final = 50
+"""Rows of one statement: as many as older versions of SQLite take values for. Each statement
+hands the interpreter over to the event loop's thread and back, which costs more than a row."""
 
 _numbers: Final = Struct("<qqqqd").pack
 _KINDS: Final = {kind.value: kind for kind in Kind}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from msgbus.clock import VirtualClock
-from msgbus.journal import Lease, LeaseWatch, MemoryJournal
+from msgbus.journal import Lease, LeaseWatch, MemoryJournal, Scheduled
+from msgbus.journal.operations import Append, Schedule, Unschedule
+from msgbus.testing.journal import make_record
 
 HELD = Lease("receipts", "a", 1, 0)
 
@@ -70,4 +72,24 @@ async def test_a_holder_that_has_gone_is_followed_after_one_ttl() -> None:
 
     assert taken.epoch == 2
     assert clock.now() - started == 5.5
+    await journal.close()
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+async def test_a_scheduled_message_is_neither_lost_nor_doubled_by_a_jump(jump: float) -> None:
+    clock = JumpingClock()
+    journal = MemoryJournal(clock=clock)
+    due = clock.time() + 10
+    await journal.commit([Schedule(Scheduled("a", due, make_record(1)))])
+    for _ in range(2):
+        clock.offset += jump
+        for entry in await journal.due(clock.time()):
+            await journal.commit([Unschedule(entry.id, required=True), Append(entry.record)])
+        jump = -jump
+    await clock.advance(11)
+    for entry in await journal.due(clock.time()):
+        await journal.commit([Unschedule(entry.id, required=True), Append(entry.record)])
+
+    assert len(await journal.read(0)) == 1
+    assert await journal.next_due() is None
     await journal.close()
