@@ -197,14 +197,21 @@ async def test_a_locked_file_is_waited_for_and_then_named(tmp_path: Path) -> Non
     assert isinstance(caught.value, TimeoutError)
 
 
-async def test_a_file_locked_at_opening_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "shop.db"
-    await write_one(file)
-    with closing(plain(file)) as other:
-        other.execute("BEGIN IMMEDIATE")
+async def test_a_file_that_is_locked_at_opening_is_named_if_it_must_be_upgraded(
+    tmp_path: Path,
+) -> None:
+    old, new = tmp_path / "old.db", tmp_path / "new.db"
+    old_file(old, 1)
+    await write_one(new)
+    for file in (old, new):
+        with closing(plain(file)) as other:
+            other.execute("BEGIN IMMEDIATE")
 
-        with pytest.raises(JournalLockedError, match=r"shop\.db is locked"):
-            SqliteJournal(file, lock_timeout=0.05)
+            if file == old:
+                with pytest.raises(JournalLockedError, match=r"old\.db is locked"):
+                    SqliteJournal(file, lock_timeout=0.05)
+            else:  # nothing to write, so nothing to wait for
+                await SqliteJournal(file, lock_timeout=0.05, reserve=0).close()
 
 
 # -- versions ------------------------------------------------------------------------------
