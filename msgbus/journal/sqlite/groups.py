@@ -51,15 +51,18 @@ class Groups:
 
     def _append_all(self, requests: list[Request]) -> bool:
         """Many appends as one statement, which is most of the speed; false if one is special."""
-        records = [record for request in requests for record in request.records or ()]
+        records = [record for request in requests for record in request.records]
         try:
-            acks = iter(self._store.attempt(lambda: self._store.append_new(records)))
+            acks = self._store.attempt(lambda: self._store.append_new(records))
         except Exception:
             if not self._store.connection.in_transaction:
                 raise
             return False
+        start = 0
         for request in requests:
-            request.value = [next(acks) for _ in request.records or ()]
+            end = start + len(request.records)
+            request.value = acks[start:end]
+            start = end
         return True
 
     def _write_one(self, request: Request) -> None:
@@ -74,7 +77,7 @@ class Groups:
     def _work_of(self, request: Request) -> Callable[[], Any]:
         store = self._store
         if request.work is None:
-            records = request.records or ()
+            records = request.records
             return lambda: store.append(records)
         work = request.work
         return lambda: work(store)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, final
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, final
 
 from msgbus.journal.records import Record
 from msgbus.runtime import Runtime
@@ -20,54 +22,37 @@ class Request:
     only, so that looking at it and going to sleep need no lock.
     """
 
-    __slots__ = (
-        "alone",
-        "done",
-        "error",
-        "is_abandoned",
-        "records",
-        "runtime",
-        "value",
-        "waker",
-        "work",
-    )
+    # No slots: what is seldom set stays on the class, which makes the common case cheap.
+    value: Any = None
+    error: BaseException | None = None
+    done = False
+    is_abandoned = False
+    """The caller has gone; if it is not written yet, it need not be."""
+    alone = False
+    """Whether `work` makes its own transactions, outside of any group."""
 
     def __init__(
         self,
         runtime: Runtime,
-        work: Callable[[Store], Any] | None = None,
-        records: Sequence[Record] | None = None,
-        *,
-        alone: bool = False,
+        work: Callable[[Store], Any] | None,
+        records: Sequence[Record],
     ) -> None:
+        self.runtime = runtime
+        self.waker = runtime.waker()
         self.work = work
         """What to do in a savepoint of its own; `None` for a plain append."""
         self.records = records
         """What a plain append adds: many of them become one statement."""
-        self.alone = alone
-        """Whether `work` makes its own transactions, outside of any group."""
-        self.runtime = runtime
-        self.waker = runtime.waker()
-        self.value: Any = None
-        self.error: BaseException | None = None
-        self.done = False
-        self.is_abandoned = False
-        """The caller has gone; if it is not written yet, it need not be."""
-
-    @property
-    def weight(self) -> int:
-        """How much of a group it fills."""
-        return 1 if self.records is None else len(self.records)
 
 
 def answer(requests: Iterable[Request]) -> None:
     """Wake all callers, with one message to each event loop."""
     # By runtime, not by loop: callers on one loop share theirs, as the writer keeps it.
-    loops: dict[Runtime, list[Request]] = {}
-    for request in requests:
-        loops.setdefault(request.runtime, []).append(request)
-    for runtime, waiting in loops.items():
-        runtime.call_soon(_Wake(waiting))
+    for runtime, waiting in groupby(requests, key=_runtime):
+        runtime.call_soon(_Wake(list(waiting)))
+
+
+_runtime: Final = attrgetter("runtime")
 
 
 @final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from struct import Struct
@@ -28,9 +29,11 @@ COLUMNS: Final = (
 PLAIN_COLUMNS: Final = "offset, message_id, name, version, topic, key, kind, time, payload, crc"
 """What differs from the default in a message without a cause, a session and headers."""
 
-MANY: Final = 50
-"""Rows of one statement: as many as older versions of SQLite take values for. Each statement
-hands the interpreter over to the event loop's thread and back, which costs more than a row."""
+# Older versions of SQLite take no more than 999 values.
+_LARGEST: Final = 250 if sqlite3.sqlite_version_info >= (3, 32) else 50
+SIZES: Final = (_LARGEST, 50, 10, 1)
+"""Rows of one statement, as large as there are rows for. Each statement hands the interpreter
+over to the event loop's thread and back, which costs more than a row."""
 
 _numbers: Final = Struct("<qqqqd").pack
 _KINDS: Final = {kind.value: kind for kind in Kind}

@@ -13,7 +13,7 @@ from msgbus.journal.records import Ack, AckLevel, Lease, Record
 from msgbus.journal.sqlite import reads
 from msgbus.journal.sqlite.effects import effect
 from msgbus.journal.sqlite.guard import GuardedConnection
-from msgbus.journal.sqlite.rows import COLUMNS, MANY, PLAIN_COLUMNS, Row, insert, to_row
+from msgbus.journal.sqlite.rows import COLUMNS, PLAIN_COLUMNS, SIZES, Row, insert, to_row
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import PayloadCodec
@@ -24,7 +24,8 @@ _ack: Final[Callable[[tuple[int, AckLevel, bool]], Ack]] = Ack._make
 
 _PLAIN_LENGTH: Final = PLAIN_COLUMNS.count(",") + 1
 _INSERTS: Final = {
-    columns: (insert(columns), insert(columns, MANY)) for columns in (COLUMNS, PLAIN_COLUMNS)
+    columns: [(size, insert(columns, size)) for size in SIZES]
+    for columns in (COLUMNS, PLAIN_COLUMNS)
 }
 _FIND: Final = "SELECT offset FROM msgbus_messages WHERE message_id = ?"
 
@@ -112,12 +113,12 @@ class Store:
 
     def _insert(self, columns: str, rows: list[Row]) -> None:
         """Add rows of one shape; their offsets say where, so the order does not matter."""
-        one, many = _INSERTS[columns]
-        whole = len(rows) - len(rows) % MANY
-        for start in range(0, whole, MANY):
-            flat = list(chain.from_iterable(rows[start : start + MANY]))
-            self.connection.execute(many, flat)
-        self.connection.executemany(one, rows[whole:])
+        start = 0
+        for size, statement in _INSERTS[columns]:
+            while len(rows) - start >= size:
+                flat = list(chain.from_iterable(rows[start : start + size]))
+                self.connection.execute(statement, flat)
+                start += size
 
     def _row(self, record: Record, offset: int) -> Row:
         try:

@@ -60,14 +60,16 @@ class Writer:
     async def run(
         self,
         work: Callable[[Store], Any] | None = None,
-        records: Sequence[Record] | None = None,
+        records: Sequence[Record] = (),
         *,
         alone: bool = False,
     ) -> Any:
         """What `work` gives, or the acks of `records`, once it is committed."""
         # Kept from call to call: nearly always there is one event loop only.
         runtime = self._runtime = current_runtime(self._runtime)
-        request = Request(runtime, work, records, alone=alone)
+        request = Request(runtime, work, records)
+        if alone:
+            request.alone = True
         # Under the lock, so that nothing can arrive behind the mark that ends the thread.
         with self._starting:
             if self._thread is None or self._is_closed:
@@ -122,7 +124,7 @@ class Writer:
             arrived = self._arrivals.get(timeout=self._patience())
             while arrived is not None:
                 taken.append(arrived)
-                weight += arrived.weight
+                weight += len(arrived.records) or 1
                 if weight >= MOST or arrived.alone:
                     return taken, False
                 arrived = self._arrivals.get_nowait()
