@@ -11,7 +11,7 @@ import asyncio
 import contextvars
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar, final
 
@@ -33,6 +33,22 @@ class Waker(Protocol):
 
     def wake(self) -> None:
         """End the sleep."""
+        ...
+
+
+class Reply(Protocol):
+    """Something that one task waits for, once; it may be given before the wait begins."""
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        """Wait for it."""
+        ...
+
+    def done(self) -> bool:
+        """Whether it was given, or nobody waits any more."""
+        ...
+
+    def set_result(self, result: Any, /) -> None:
+        """Give it, on the event loop."""
         ...
 
 
@@ -64,6 +80,10 @@ class Runtime(Protocol):
 
     def waker(self) -> Waker:
         """A fresh alarm clock for one worker."""
+        ...
+
+    def reply(self) -> Reply:
+        """A fresh reply for one task to wait for."""
         ...
 
     async def checkpoint(self) -> None:
@@ -159,6 +179,9 @@ class _AsyncioRuntime:
     def waker(self) -> Waker:
         return _AsyncioWaker(self._loop)
 
+    def reply(self) -> Reply:
+        return self._loop.create_future()
+
     async def checkpoint(self) -> None:
         await asyncio.sleep(0)
 
@@ -205,6 +228,28 @@ class _TrioWaker:
 
 
 @final
+class _TrioReply:
+    __slots__ = ("_event", "_result")
+
+    def __init__(self) -> None:
+        import trio
+
+        self._event = trio.Event()
+        self._result: Any = None
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        yield from self._event.wait().__await__()
+        return self._result
+
+    def done(self) -> bool:
+        return self._event.is_set()
+
+    def set_result(self, result: Any, /) -> None:
+        self._result = result
+        self._event.set()
+
+
+@final
 class _TrioRuntime:
     def __init__(self) -> None:
         import trio
@@ -235,6 +280,9 @@ class _TrioRuntime:
 
     def waker(self) -> Waker:
         return _TrioWaker()
+
+    def reply(self) -> Reply:
+        return _TrioReply()
 
     async def checkpoint(self) -> None:
         await anyio.lowlevel.checkpoint()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 import anyio
@@ -109,10 +109,10 @@ class SqliteJournal(TableJournal):
     async def _write(self, work: Callable[[Store], T]) -> T:
         return cast("T", await self._writer.run(work))
 
-    # Not `async`: it would only wait for another coroutine, once more for every message.
-    def append(self, records: Sequence[Record]) -> Coroutine[Any, Any, list[Ack]]:
+    async def append(self, records: Sequence[Record]) -> list[Ack]:
         """Add messages, all or none; see `Journal.append`."""
-        return self._writer.run(None, records)
+        acks: list[Ack] = await self._writer.run(None, records)
+        return acks
 
     async def _read(self, function: Callable[[sqlite3.Connection], T]) -> T:
         if self._readers is None:

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 class Request:
     """What one caller wants written, and what became of it.
 
-    The writer's thread fills `value` or `error`; `done` is set on the caller's event loop
-    only, so that looking at it and going to sleep need no lock.
+    The writer's thread fills `value` or `error`; the reply is given on the caller's event
+    loop.
     """
 
     # No slots: what is seldom set stays on the class, which makes the common case cheap.
     value: Any = None
     error: BaseException | None = None
-    done = False
     is_abandoned = False
     """The caller has gone; if it is not written yet, it need not be."""
     alone = False
@@ -38,7 +37,7 @@ class Request:
         records: Sequence[Record],
     ) -> None:
         self.runtime = runtime
-        self.waker = runtime.waker()
+        self.reply = runtime.reply()
         self.work = work
         """What to do in a savepoint of its own; `None` for a plain append."""
         self.records = records
@@ -66,5 +65,5 @@ class _Wake:
 
     def __call__(self) -> None:
         for request in self._requests:
-            request.done = True
-            request.waker.wake()
+            if not request.reply.done():
+                request.reply.set_result(None)

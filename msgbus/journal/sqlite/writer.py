@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +48,10 @@ class Writer:
         self._groups = Groups(store)
         self._after_commit = after_commit
         self._make_room = make_room
-        self._arrivals: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._arrivals: list[Request] = []
+        self._is_asleep = False
+        self._bell = threading.Lock()
+        self._bell.acquire()  # rung by a release
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._is_closed = False
@@ -70,14 +72,16 @@ class Writer:
         request = Request(runtime, work, records)
         if alone:
             request.alone = True
-        # Under the lock, so that nothing can arrive behind the mark that ends the thread.
+        # Under the lock, so that nothing can arrive when the thread has seen the end.
         with self._starting:
             if self._thread is None or self._is_closed:
                 self._start()
-            self._arrivals.put(request)
+            self._arrivals.append(request)
+            if self._is_asleep:
+                self._is_asleep = False
+                self._bell.release()
         try:
-            while not request.done:
-                await request.waker.wait()
+            await request.reply
         except BaseException:
             # If the writer has not come to it yet, it need not be written.
             request.is_abandoned = True
@@ -100,7 +104,9 @@ class Writer:
         with self._starting:
             if not self._is_closed:
                 self._is_closed = True
-                self._arrivals.put(None)
+                if self._is_asleep:
+                    self._is_asleep = False
+                    self._bell.release()
             return self._thread
 
     # -- on the thread -----------------------------------------------------------------------
@@ -117,20 +123,33 @@ class Writer:
                 self._renew_due()
 
     def _take(self) -> tuple[list[Request], bool]:
-        """What has arrived, at most one group; sleeps if there is nothing."""
-        taken: list[Request] = []
-        weight = 0
-        try:
-            arrived = self._arrivals.get(timeout=self._patience())
-            while arrived is not None:
-                taken.append(arrived)
-                weight += len(arrived.records) or 1
-                if weight >= MOST or arrived.alone:
-                    return taken, False
-                arrived = self._arrivals.get_nowait()
-        except queue.Empty:
-            return taken, False
-        return taken, True
+        """What has arrived, at most one group, and whether it is the last."""
+        self._sleep()
+        with self._starting:
+            taken, weight = 0, 0
+            for request in self._arrivals:
+                taken += 1
+                weight += len(request.records) or 1
+                if weight >= MOST or request.alone:
+                    break
+            requests = self._arrivals[:taken]
+            del self._arrivals[:taken]
+            return requests, self._is_closed and not self._arrivals
+
+    def _sleep(self) -> None:
+        """Until something arrives, the end has come, or a lease must be renewed."""
+        with self._starting:
+            if self._arrivals or self._is_closed:
+                return
+            self._is_asleep = True
+        patience = self._patience()
+        if self._bell.acquire(timeout=-1 if patience is None else patience):
+            return
+        with self._starting:
+            if self._is_asleep:
+                self._is_asleep = False
+                return
+        self._bell.acquire()  # it was rung at the last moment
 
     def _write(self, requests: list[Request]) -> None:
         last = requests.pop() if requests[-1].alone else None
