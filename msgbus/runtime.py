@@ -7,18 +7,20 @@ context variables (request, trace, session) leak into another caller's events.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 import anyio.lowlevel
 from typing_extensions import TypeVarTuple
 
 from msgbus.errors import BusStateError
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -122,6 +124,10 @@ class _AsyncioWaker:
 class _AsyncioRuntime:
     def __init__(self) -> None:
         self.thread_id = threading.get_ident()
+        # Not at the top: it is half of what importing the library would take.
+        import asyncio
+
+        self._asyncio = asyncio
         self._loop = asyncio.get_running_loop()
         # The loop itself holds tasks only weakly.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -139,15 +145,14 @@ class _AsyncioRuntime:
         return _AsyncioWaker(self._loop)
 
     async def checkpoint(self) -> None:
-        await asyncio.sleep(0)
+        await self._asyncio.sleep(0)
 
     def is_ending(self, error: BaseException) -> bool:
         # A handler that lets its own cancellation escape raises the same exception as
         # one that is cancelled from outside; only the task knows the difference.
-        task = asyncio.current_task()
-        return (
-            not isinstance(error, asyncio.CancelledError) or task is None or task.cancelling() > 0
-        )
+        task = self._asyncio.current_task()
+        is_cancel = isinstance(error, self._asyncio.CancelledError)
+        return not is_cancel or task is None or task.cancelling() > 0
 
     def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
         refuse_own_thread(self)
@@ -155,7 +160,7 @@ class _AsyncioRuntime:
         async def run() -> T:
             return await function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+        return self._asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         with suppress(RuntimeError):
