@@ -33,10 +33,14 @@ from msgbus.errors import (
 from msgbus.filters import Filter, RateLimitFilter, SessionFilter, TypeFilter
 from msgbus.injection import Resolver, per_message, per_session
 from msgbus.lifecycle import (
+    CircuitClosedEvent,
+    CircuitHalfOpenedEvent,
+    CircuitOpenedEvent,
     CommandResultEvent,
     CommandStartedEvent,
     EventHandlerFailedEvent,
     EventRefusedEvent,
+    RetryScheduledEvent,
     SessionEndEvent,
     SessionStartEvent,
 )
@@ -77,7 +81,10 @@ __all__ = [
     "BusStateError",
     "BusStats",
     "CallNext",
+    "CircuitClosedEvent",
+    "CircuitHalfOpenedEvent",
     "CircuitOpenError",
+    "CircuitOpenedEvent",
     "Command",
     "CommandResult",
     "CommandResultEvent",
@@ -121,6 +128,7 @@ __all__ = [
     "Refusal",
     "Registration",
     "Resolver",
+    "RetryScheduledEvent",
     "SessionClosedError",
     "SessionEndEvent",
     "SessionFilter",

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from msgbus.lanes import Lane
+
 E = TypeVar("E", bound=Event)
 
 
@@ -178,7 +180,12 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         """Let only events through that pass this filter too."""
         self._filters.append(filter)
 
-    def assemble(self, registration: Registration, call: Call) -> Call:
+    def assemble(
+        self,
+        registration: Registration,
+        call: Call,
+        session: BusSession | None = None,  # noqa: ARG002 (the owner, for subclasses)
+    ) -> Call:
         """Put a bound handler inside everything that belongs around it.
 
         One stated order, outermost first: middleware per message, the handler's timeout,
@@ -187,6 +194,13 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         core = self._core
         call = core.limit_time(registration, core.wrap(registration, call, "attempt"))
         return core.wrap(registration, call, "message")
+
+    def is_retried(self, registration: Registration) -> bool:  # noqa: ARG002 (for subclasses)
+        """Whether what is around a handler tries again by itself."""
+        return False
+
+    def event_failed(self, lane: Lane, event: Event, error: BaseException) -> None:
+        """For subclasses: a handler has failed on `event` for good, and it was told of."""
 
     # -- scopes and views --------------------------------------------------------------------
 

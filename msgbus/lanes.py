@@ -70,7 +70,9 @@ class Lane:
         "is_dead",
         "is_leaving",
         "is_paused",
+        "is_retried",
         "name",
+        "parked",
         "queue",
         "registration",
         "session_id",
@@ -100,6 +102,10 @@ class Lane:
         """Was given up: what still runs no longer counts."""
         self.is_leaving = False
         """Is forgotten by the bus once its last worker has gone."""
+        self.is_retried = False
+        """Whether `invoke` tries again by itself."""
+        self.parked: list[Event] = []
+        """Events in hand that no handler is at work on: they wait to be tried again."""
 
     @property
     def priority(self) -> int:
@@ -195,16 +201,17 @@ class Lane:
         """Stop now: idle workers go home, busy ones are cancelled.
 
         Returns:
-            How many events this abandons, and those of them that were still queued.
+            How many events this abandons, and those of them that no handler was at work on.
         """
         queued = self.abandon_queue()
+        parked = [Undelivered(event, self.name) for event in self.parked]
         in_hand = self.in_hand
         if in_hand:
             self.is_dead = True
             self.queue.counts.abandoned += in_hand
             for worker in self.workers:
                 worker.task.cancel()
-        return len(queued) + in_hand, queued
+        return len(queued) + in_hand, parked + queued
 
     def abandon_queue(self) -> list[Undelivered]:
         """Take nothing more; give back what is queued, and let the workers end."""

@@ -69,6 +69,42 @@ class EventRefusedEvent(SystemEvent):
     reason: str
 
 
+class RetryScheduledEvent(SystemEvent):
+    """A handler failed, and will be tried again."""
+
+    handler: str
+    message_type: str
+    failed_id: str
+    attempt: int
+    """The try that failed, from 1."""
+
+    delay: float
+    """Seconds until the next one."""
+
+    error: str
+
+
+class CircuitOpenedEvent(SystemEvent):
+    """A circuit breaker has opened: what it guards is left alone for a while."""
+
+    circuit: str
+    reason: str
+    retry_after: float
+
+
+class CircuitHalfOpenedEvent(SystemEvent):
+    """A circuit breaker lets a few calls through, to see whether they succeed."""
+
+    circuit: str
+
+
+class CircuitClosedEvent(SystemEvent):
+    """A circuit breaker has closed: what it guards works again."""
+
+    circuit: str
+    reason: str
+
+
 COMMAND_EVENTS: Final = frozenset({CommandStartedEvent, CommandResultEvent})
 
 

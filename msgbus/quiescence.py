@@ -67,6 +67,7 @@ class Quiescence:
         """What still runs."""
         names = [
             f"{lane.name} ({len(lane.queue.items)} queued, {lane.in_hand} running"
+            f"{f', {len(lane.parked)} of them waiting to be tried again' if lane.parked else ''}"
             f"{', paused' if lane.is_paused else ''})"
             for lane in lanes
             if lane.is_busy

@@ -65,6 +65,8 @@ class BusSession(Registrar[Subscription]):
         self._events: dict[type, EventPlan] = {}
         self._keeper = Keeper(f"session {self.session_id}")
         self._kept: dict[Provider, Any] = {}
+        self.attachments: dict[Registration, Any] = {}
+        """For the bus: what goes with each of its handlers, and with the session."""
         self._keeping: anyio.Lock | None = None
 
     @property

@@ -104,11 +104,16 @@ class Worker:
                     await lane.host.flush(frame)
             except Exception as error:
                 lane.failed(event, error, 1)
+                if gated is not None:
+                    gated.error = error
             except BaseException as error:
+                if gated is not None:
+                    gated.error = error
                 self._interrupted(event, error, 1)
             finally:
                 self.in_hand = 0
                 if gated is not None:
+                    gated.is_handled = gated.error is None
                     gated.done()
             if lane.is_dead:
                 return
@@ -146,29 +151,39 @@ class Worker:
 class ListWorker(Worker):
     """Takes lists of events, for handlers registered with `batch=True`."""
 
-    __slots__ = ()
+    __slots__ = ("_errors",)
 
     async def take_turn(self) -> None:
         """Handle one list of up to `batch_size` events."""
         lane = self._lane
         counts = lane.queue.counts
+        self._errors: dict[int, BaseException] = {}
         taken = await self._collect()
         began = lane.host.clock.now()
         try:
             events = await self._wanted(taken)
             if events:
                 await self._try_list(events)
+            self._say_what_became_of(taken, all_tried=True)
+        except BaseException:
+            self._say_what_became_of(taken, all_tried=False)
+            raise
         finally:
             self.in_hand = 0
-            if lane.queue.has_gated:
-                for item in taken:
-                    if type(item) is Gated:
-                        item.done()
         if events and not lane.is_dead:
             counts.lists += 1
             counts.recent.append(lane.host.clock.now() - began)
             if len(counts.recent) >= FOLD_AT:
                 counts.fold()
+
+    def _say_what_became_of(self, taken: list[Event | Gated], *, all_tried: bool) -> None:
+        if not self._lane.queue.has_gated:
+            return
+        for item in taken:
+            if type(item) is Gated:
+                item.error = self._errors.get(id(item.event))
+                item.is_handled = all_tried and item.error is None
+                item.done()
 
     async def _collect(self) -> list[Event | Gated]:
         """Take what is there, and linger for more if configured."""
@@ -257,7 +272,9 @@ class ListWorker(Worker):
 
     async def _try_list(self, events: list[Event]) -> None:
         """The whole list, once more whole, then event by event, to find the bad one."""
-        error = await self._call(events, 1) and await self._call(events, 2)
+        error = await self._call(events, 1)
+        if error is not None and not self._lane.is_retried:
+            error = await self._call(events, 2)
         if error is None:
             self._finish(len(events), [], None)
             return
@@ -278,6 +295,7 @@ class ListWorker(Worker):
         for event in failed:
             lane.queue.counts.failed_in_lists += 1
             if error is not None:
+                self._errors[id(event)] = error
                 lane.failed(event, error, 1)
 
     async def _call(self, events: list[Event], attempt: int) -> BaseException | None:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from msgbus.errors import CircuitOpenError
     from msgbus.resilience.breaker import CircuitBreaker, CircuitChange, CircuitState, Permit
-    from msgbus.resilience.policies import CircuitBreakerConfig, RetryAttempt, RetryConfig
+    from msgbus.resilience.bus import ResilientMessageBus
+    from msgbus.resilience.policies import (
+        CircuitBreakerConfig,
+        RateLimit,
+        RetryAttempt,
+        RetryConfig,
+    )
+    from msgbus.resilience.policy import Policy
 
 __all__ = [
     "CircuitBreaker",
@@ -21,6 +28,9 @@ __all__ = [
     "CircuitOpenError",
     "CircuitState",
     "Permit",
+    "Policy",
+    "RateLimit",
+    "ResilientMessageBus",
     "RetryAttempt",
     "RetryConfig",
 ]
@@ -31,6 +41,9 @@ _HOME: Final = {
     "CircuitChange": "breaker",
     "CircuitState": "breaker",
     "Permit": "breaker",
+    "Policy": "policy",
+    "RateLimit": "policies",
+    "ResilientMessageBus": "bus",
     "RetryAttempt": "policies",
     "RetryConfig": "policies",
 }
