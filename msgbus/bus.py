@@ -273,13 +273,17 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         finally:
             # Also when this call is cancelled: then at once, and the next call reports it.
             self._report = end(core, self._schedule.hand_back())
-        try:
-            await workers_gone(core)
-            for failure in await self._keeper.close():
-                log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
-        finally:
-            self._stopped.set()
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._close_down()
+            finally:
+                self._stopped.set()
         return self._report
+
+    async def _close_down(self) -> None:
+        await workers_gone(self._core)
+        for failure in await self._keeper.close():
+            log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
 
     async def settled(self, timeout: float | None = None) -> None:
         """Wait until no handler of this bus has anything left to do.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.to_thread
@@ -19,6 +21,10 @@ from msgbus import (
     QueueConfig,
 )
 from msgbus.clock import VirtualClock
+
+
+class Database:
+    pass
 
 
 class Ask(Command[str]):
@@ -279,3 +285,31 @@ async def test_a_publish_that_waits_when_the_bus_stops_is_told() -> None:
     assert errors == ["told"]
     counts = bus.stats().events["Happened"]
     assert (counts.published, counts.admitted, counts.rejected) == (3, 2, 1)
+
+
+async def test_a_stop_that_is_cancelled_ends_the_bus_and_the_next_one_reports_it() -> None:
+    closed: list[str] = []
+
+    @asynccontextmanager
+    async def open_database() -> AsyncGenerator[Database]:
+        yield Database()
+        await anyio.lowlevel.checkpoint()
+        closed.append("database")
+
+    bus = MessageBus(provide={Database: open_database})
+
+    @bus.on(Happened)
+    async def stuck(event: Happened, database: Database) -> None:
+        await anyio.sleep_forever()
+
+    await bus.start()
+    await bus.publish_many(Happened(number=number) for number in range(3))
+    async with anyio.create_task_group() as group:
+        group.start_soon(bus.stop, None)
+        await let_tasks_run()
+        group.cancel_scope.cancel()
+
+    assert closed == ["database"]
+    with anyio.fail_after(5):
+        report = await bus.stop()
+    assert (report.handled, report.abandoned, len(report.leftovers)) == (0, 3, 2)
