@@ -134,12 +134,12 @@ class Worker:
     def _interrupted(self, message: Any, error: BaseException, count: int) -> None:
         """A handler was cancelled: by itself, which fails its event, or with this worker."""
         lane = self._lane
-        if lane.is_dead:
-            raise error
-        if self._runtime.is_ending(error):
+        if not self._runtime.is_ending(error):
+            lane.failed(message, error, count)
+            return
+        if not lane.is_dead:
             lane.queue.counts.abandoned += count
-            raise error
-        lane.failed(message, error, count)
+        raise error
 
 
 @final
@@ -257,7 +257,10 @@ class ListWorker(Worker):
 
     async def _try_list(self, events: list[Event]) -> None:
         """The whole list, once more whole, then event by event, to find the bad one."""
-        error = await self._call(events, 1) and await self._call(events, 2)
+        lane = self._lane
+        error = await self._call(events, 1)
+        if error is not None and not lane.is_dead:
+            error = await self._call(events, 2)
         if error is None:
             self._finish(len(events), [], None)
             return
@@ -265,6 +268,8 @@ class ListWorker(Worker):
             self._finish(0, events, error)
             return
         for event in events:
+            if lane.is_dead:
+                return
             error = await self._call([event], 3)
             self._finish(1 if error is None else 0, [event] if error else [], error)
 
@@ -297,7 +302,7 @@ class ListWorker(Worker):
         except Exception as error:
             return error
         except BaseException as error:
-            if lane.is_dead or self._runtime.is_ending(error):
+            if self._runtime.is_ending(error):
                 self._abandon(self.in_hand)
                 raise
             return error
