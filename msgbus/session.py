@@ -123,6 +123,13 @@ class BusSession(Registrar[Subscription]):
         )
         self._phase = "closed"
         self._own.clear()
+        if abandoned:
+            log.warning(
+                "session_ended_with_leftovers",
+                bus=self._core.config.name,
+                session_id=self.session_id,
+                abandoned=abandoned,
+            )
         for failure in await self._keeper.close():
             log.error(
                 "session_resource_failed",
@@ -263,8 +270,11 @@ class BusSession(Registrar[Subscription]):
         Raises:
             SettleTimeoutError: Something still runs after `timeout`; it is named.
             InsideHandlerError: Called inside a handler, which would wait for itself.
+            BusNotStartedError: Events are queued, but the bus was never started.
         """
         self._core.refuse_inside_handler("session.settled()")
+        if self._core.busy(self._lanes(), commands=False):
+            self._core.require_runtime()
         await self._core.settle(self._lanes, timeout, commands=False)
 
     def __repr__(self) -> str:
