@@ -198,8 +198,9 @@ class Lane:
             How many events this abandons, and those of them that were still queued.
         """
         queued = self.abandon_queue()
-        in_hand = self.in_hand
-        if in_hand:
+        # Ended before, by the stop of the bus: then its events are counted.
+        in_hand = 0 if self.is_dead else self.in_hand
+        if in_hand or any(worker.at_gate is not None for worker in self.workers):
             self.is_dead = True
             self.queue.counts.abandoned += in_hand
             for worker in self.workers:

@@ -152,9 +152,10 @@ class ListWorker(Worker):
         """Handle one list of up to `batch_size` events."""
         lane = self._lane
         counts = lane.queue.counts
-        taken = await self._collect()
-        began = lane.host.clock.now()
+        taken: list[Event | Gated] = []
         try:
+            await self._collect(taken)
+            began = lane.host.clock.now()
             events = await self._wanted(taken)
             if events:
                 await self._try_list(events)
@@ -170,20 +171,19 @@ class ListWorker(Worker):
             if len(counts.recent) >= FOLD_AT:
                 counts.fold()
 
-    async def _collect(self) -> list[Event | Gated]:
+    async def _collect(self, taken: list[Event | Gated]) -> None:
         """Take what is there, and linger for more if configured."""
         lane = self._lane
         queue = lane.queue
-        taken: list[Event | Gated] = []
         until = lane.host.clock.now() + queue.linger
         while True:
             if not await self._take_open(taken):
-                return taken
+                return
             left = until - lane.host.clock.now()
             full = len(taken) >= queue.batch_size
             in_haste = lane.host.hurry or lane.is_closing or lane.is_paused
             if full or left <= 0 or in_haste:
-                return taken
+                return
             await self._linger(left, taken)
 
     async def _take_open(self, taken: list[Event | Gated]) -> bool:
