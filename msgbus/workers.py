@@ -293,7 +293,9 @@ class ListWorker(Worker):
         frame = ListFrame(events, lane, attempt)
         set_frame(frame)
         try:
-            value = await invoke(events)
+            # A copy: a handler that works its list off must neither spoil the counts nor
+            # leave the next attempt without events.
+            value = await invoke(events.copy())
             if value is not None and type(value) is CoroutineType:
                 value.close()
                 raise not_awaited(lane.name, events)
