@@ -94,7 +94,7 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         )
         self._open_command_side()
         self._open_event_side()
-        self._keeper = Keeper(f"bus {self._core.config.name}")
+        self._keeper = self._make_keeper()
         self._report: DrainReport | None = None
         self._stopped = anyio.Event()
         for one in middleware:
@@ -239,7 +239,9 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         try:
             await core.providers.open(runtime, self._keeper)
         except BaseException:
-            await self._keeper.close()
+            core.providers.forget()
+            keeper, self._keeper = self._keeper, self._make_keeper()
+            await keeper.close()
             raise
         core.runtime = runtime
         core.phase = Phase.RUNNING
@@ -279,6 +281,9 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
             finally:
                 self._stopped.set()
         return self._report
+
+    def _make_keeper(self) -> Keeper:
+        return Keeper(f"bus {self.config.name}")
 
     async def _close_down(self) -> None:
         await workers_gone(self._core)

@@ -167,6 +167,45 @@ async def test_a_resource_that_fails_to_open_fails_the_start_and_closes_the_othe
     assert not bus.is_running
 
 
+async def test_a_bus_that_could_not_open_a_resource_can_be_started_again() -> None:
+    opened: list[Database] = []
+
+    async def database() -> AsyncIterator[Database]:
+        opened.append(Database())
+        yield opened[-1]
+
+    def mailer() -> LoudMailer:
+        if len(opened) < 2:
+            raise ConnectionError("no mail yet")
+        return LoudMailer()
+
+    bus = MessageBus(provide={Database: database, Mailer: mailer})
+
+    @bus.handles(Ask)
+    async def ask(command: Ask, database: Database, mailer: Mailer) -> str:
+        return "new" if database is opened[1] else "closed"
+
+    with pytest.raises(ConnectionError):
+        await bus.start()
+    with anyio.fail_after(5):
+        async with bus:
+            assert await bus.call(Ask()) == "new"
+
+
+async def test_a_resource_that_halts_fails_the_start_and_nothing_else() -> None:
+    class Halt(BaseException):
+        pass
+
+    def halt() -> Database:
+        raise Halt
+
+    bus = MessageBus(provide={Database: halt})
+
+    with pytest.raises(Halt):
+        await bus.start()
+    assert not bus.is_running
+
+
 async def test_per_message_opens_and_closes_around_each_handling() -> None:
     log: list[str] = []
 
