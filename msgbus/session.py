@@ -109,15 +109,18 @@ class BusSession(Registrar[Subscription]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Shielded: a job that is cancelled must still give its handlers back.
-        with anyio.CancelScope(shield=True):
-            await self.close(error=error)
+        await self.close(error=error)
 
     async def close(self, *, error: BaseException | None = None) -> None:
         """Empty its queues, then take its handlers away; a second call does nothing."""
         if self._phase in ("closing", "closed"):
             return
         self._phase = "closing"
+        # Shielded: a job that is cancelled must still give its handlers back.
+        with anyio.CancelScope(shield=True):
+            await self._close(error)
+
+    async def _close(self, error: BaseException | None) -> None:
         abandoned = await self._core.retire(
             self._lanes(), self._core.config.session_timeout, self._unregister
         )

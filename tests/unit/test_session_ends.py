@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from msgbus import BusConfig, BusNotStartedError, MessageBus
+from msgbus.clock import VirtualClock
 from tests.fakes import OrderPlaced, Recorder, conserves, let_others_run, logged
 
 
@@ -70,3 +71,27 @@ async def test_a_session_that_ends_with_work_left_is_logged_and_an_empty_one_is_
     (entry,) = logged(caplog, "session_ended_with_leftovers")
     assert (entry["session_id"], entry["abandoned"]) == ("stuck", 3)
     conserves(bus)
+
+
+async def test_a_session_whose_close_is_cancelled_still_gives_its_handlers_back() -> None:
+    clock = VirtualClock()
+    bus = MessageBus(BusConfig(session_timeout=5), clock=clock)
+
+    async def hang(event: OrderPlaced) -> None:
+        await anyio.sleep_forever()
+
+    async with bus:
+        async with bus.session("job") as session:
+            session.subscribe(OrderPlaced, hang)
+            await session.publish(OrderPlaced())
+            await let_others_run()
+            async with anyio.create_task_group() as group:
+                group.start_soon(session.close)
+                await let_others_run()
+                group.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    await clock.advance(6)
+
+        assert not bus.sessions
+        assert bus.stats().registered_handlers == 0
+        conserves(bus)
