@@ -27,7 +27,7 @@ set_frame = current_frame.set
 class Worker:
     """Takes events one by one."""
 
-    __slots__ = ("_lane", "_runtime", "_waker", "at_gate", "in_hand", "task")
+    __slots__ = ("_lane", "_runtime", "_waker", "at_gate", "cut_off", "in_hand", "task")
 
     task: Task
 
@@ -37,6 +37,8 @@ class Worker:
         self._waker = runtime.waker()
         self.in_hand = 0
         """Events taken from the queue and not finished."""
+        self.cut_off = 0
+        """Events that it lost when its task was cancelled by others than the bus."""
         self.at_gate: Event | None = None
         """The event that it cannot handle before others of higher priority have."""
 
@@ -123,8 +125,7 @@ class Worker:
         try:
             await gated.gate.wait()
         except BaseException:
-            if not self._lane.is_dead:
-                self._lane.queue.counts.abandoned += 1
+            self._abandon(1)
             self.in_hand = 0
             gated.done()
             raise
@@ -137,9 +138,13 @@ class Worker:
         if not self._runtime.is_ending(error):
             lane.failed(message, error, count)
             return
-        if not lane.is_dead:
-            lane.queue.counts.abandoned += count
+        self._abandon(count)
         raise error
+
+    def _abandon(self, count: int) -> None:
+        if not self._lane.is_dead:
+            self._lane.queue.counts.abandoned += count
+            self.cut_off += count
 
 
 @final
@@ -224,10 +229,6 @@ class ListWorker(Worker):
         finally:
             if self._waker in sleepers:
                 sleepers.remove(self._waker)
-
-    def _abandon(self, count: int) -> None:
-        if not self._lane.is_dead:
-            self._lane.queue.counts.abandoned += count
 
     async def _wanted(self, taken: list[Event | Gated]) -> list[Event]:
         """The events that the handler's own filter lets through."""

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from msgbus import MessageBus
-from tests.fakes import OrderPlaced, conserves, let_others_run
+from tests.fakes import OrderPlaced, Recorder, conserves, let_others_run, logged
 
 
 class Halt(BaseException):
@@ -114,3 +114,30 @@ async def test_a_task_that_fails_to_clean_up_when_its_handler_is_cut_off_harms_n
     assert cut_off == ["task"]
     assert report.abandoned == 1
     conserves(bus)
+
+
+@pytest.mark.parametrize("library", ["asyncio", "trio"])
+@pytest.mark.parametrize("batch", [False, True], ids=["single", "batch"])
+def test_a_program_that_ends_without_stop_is_told_what_it_lost(
+    *, library: str, batch: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def hang(event: object) -> None:
+        await anyio.sleep_forever()
+
+    async def forget_to_stop() -> None:
+        bus = MessageBus()
+        bus.subscribe(OrderPlaced, hang, name="hang")
+        if batch:
+            bus.subscribe(OrderPlaced, hang, name="hang_on_lists", batch=True)
+        bus.subscribe(OrderPlaced, Recorder(), name="done")
+        await bus.start()
+        await bus.publish_many(OrderPlaced(number=number) for number in range(3))
+        await let_others_run()
+
+    anyio.run(forget_to_stop, backend=library)
+
+    lost = {
+        entry["handler"]: (entry["abandoned"], entry["queued"])
+        for entry in logged(caplog, "worker_cancelled")
+    }
+    assert lost == {"hang": (1, 2)} | ({"hang_on_lists": (3, 0)} if batch else {})

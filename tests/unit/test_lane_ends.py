@@ -85,3 +85,21 @@ async def test_a_list_handler_that_waits_behind_a_higher_one_ends_with_its_sessi
         await bus.settled()
         assert bus.stats().handlers["handler"].abandoned == 1
         conserves(bus)
+
+
+async def test_a_worker_that_has_not_begun_when_its_lane_is_ended_goes_home() -> None:
+    bus = MessageBus()
+
+    @bus.on(OrderPlaced, concurrency=2)
+    async def hang(event: OrderPlaced) -> None:
+        await anyio.sleep_forever()
+
+    await bus.start()
+    await bus.publish(OrderPlaced())
+    await let_others_run()
+    await bus.publish(OrderPlaced())
+    report = await bus.stop(timeout=0)
+
+    assert report.abandoned == 2
+    await bus.settled(timeout=5)
+    conserves(bus)
