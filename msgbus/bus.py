@@ -96,7 +96,7 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         )
         self._open_command_side()
         self._open_event_side()
-        self._keeper = Keeper(f"bus {self._core.config.name}")
+        self._keeper = self._make_keeper()
         self._report: DrainReport | None = None
         self._stopped = anyio.Event()
         for one in middleware:
@@ -253,7 +253,9 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         try:
             await core.providers.open(runtime, self._keeper)
         except BaseException:
-            await self._keeper.close()
+            core.providers.forget()
+            keeper, self._keeper = self._keeper, self._make_keeper()
+            await keeper.close()
             raise
         core.runtime = runtime
         core.phase = Phase.RUNNING
@@ -287,13 +289,20 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         finally:
             # Also when this call is cancelled: then at once, and the next call reports it.
             self._report = end(core, self._schedule.hand_back())
-        try:
-            await workers_gone(core)
-            for failure in await self._keeper.close():
-                log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
-        finally:
-            self._stopped.set()
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._close_down()
+            finally:
+                self._stopped.set()
         return self._report
+
+    def _make_keeper(self) -> Keeper:
+        return Keeper(f"bus {self.config.name}")
+
+    async def _close_down(self) -> None:
+        await workers_gone(self._core)
+        for failure in await self._keeper.close():
+            log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
 
     async def settled(self, timeout: float | None = None) -> None:
         """Wait until no handler of this bus has anything left to do.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from msgbus.queue import BoundedEventQueue, Gated
 from msgbus.receipts import Undelivered
+from msgbus.telemetry.logging import log
 from msgbus.workers import ListWorker, Worker
 
 if TYPE_CHECKING:
@@ -144,8 +145,17 @@ class Lane:
         """A worker has gone home."""
         self.workers.remove(worker)
         if not self.is_closing:
-            # Its handler cancelled the whole task: let the next event bring a new one.
+            # Its handler cancelled the whole task, or the program ends without `stop`: let
+            # the next event bring a new one, if there is one.
             self.queue.on_work = self._add_worker
+            if worker.cut_off or self.queue.items:
+                log.warning(
+                    "worker_cancelled",
+                    bus=self.bus.config.name,
+                    handler=self.name,
+                    abandoned=worker.cut_off,
+                    queued=len(self.queue.items),
+                )
         if self.is_leaving and not self.workers:
             self.host.lane_left(self)
         self.host.work_ended()
@@ -205,11 +215,15 @@ class Lane:
         """
         queued = self.abandon_queue()
         parked = [Undelivered(event, self.name) for event in self.parked]
-        in_hand = self.in_hand
-        if in_hand:
+        # Ended before, by the stop of the bus: then its events are counted.
+        in_hand = 0 if self.is_dead else self.in_hand
+        # Only those at work: a task that is cancelled before its first step never ends its
+        # worker, and the others go home by themselves.
+        at_work = [one for one in self.workers if one.in_hand or one.at_gate is not None]
+        if at_work:
             self.is_dead = True
             self.queue.counts.abandoned += in_hand
-            for worker in self.workers:
+            for worker in at_work:
                 worker.task.cancel()
         return len(queued) + in_hand, parked + queued
 

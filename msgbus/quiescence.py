@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from msgbus.clock import Clock
     from msgbus.lanes import Lane
     from msgbus.registrations import Registration
+    from msgbus.runtime import Runtime
     from msgbus.telemetry.stats import Ledger
 
 
@@ -23,6 +24,7 @@ class Quiescence:
 
     lanes: dict[tuple[Registration, str | None], Lane]
     accepting: bool
+    runtime: Runtime | None
 
     def __init__(self, clock: Clock, ledger: Ledger) -> None:
         self.clock = clock
@@ -142,6 +144,8 @@ class Quiescence:
         """
         blocked = [lane for lane in lanes if self._waits_for_us(lane)]
         others = [lane for lane in lanes if lane not in blocked]
+        if self.runtime is None:
+            timeout = 0  # not started: nobody would ever empty them
         with suppress(SettleTimeoutError):
             await self.settle(lambda: others, timeout, commands=False)
         unregister()

@@ -27,7 +27,7 @@ set_frame = current_frame.set
 class Worker:
     """Takes events one by one."""
 
-    __slots__ = ("_lane", "_runtime", "_waker", "at_gate", "in_hand", "task")
+    __slots__ = ("_lane", "_runtime", "_waker", "at_gate", "cut_off", "in_hand", "task")
 
     task: Task
 
@@ -37,6 +37,8 @@ class Worker:
         self._waker = runtime.waker()
         self.in_hand = 0
         """Events taken from the queue and not finished."""
+        self.cut_off = 0
+        """Events that it lost when its task was cancelled by others than the bus."""
         self.at_gate: Event | None = None
         """The event that it cannot handle before others of higher priority have."""
 
@@ -128,8 +130,7 @@ class Worker:
         try:
             await gated.gate.wait()
         except BaseException:
-            if not self._lane.is_dead:
-                self._lane.queue.counts.abandoned += 1
+            self._abandon(1)
             self.in_hand = 0
             gated.done()
             raise
@@ -139,12 +140,16 @@ class Worker:
     def _interrupted(self, message: Any, error: BaseException, count: int) -> None:
         """A handler was cancelled: by itself, which fails its event, or with this worker."""
         lane = self._lane
-        if lane.is_dead:
-            raise error
-        if self._runtime.is_ending(error):
-            lane.queue.counts.abandoned += count
-            raise error
-        lane.failed(message, error, count)
+        if not self._runtime.is_ending(error):
+            lane.failed(message, error, count)
+            return
+        self._abandon(count)
+        raise error
+
+    def _abandon(self, count: int) -> None:
+        if not self._lane.is_dead:
+            self._lane.queue.counts.abandoned += count
+            self.cut_off += count
 
 
 @final
@@ -158,13 +163,14 @@ class ListWorker(Worker):
         lane = self._lane
         counts = lane.queue.counts
         self._errors: dict[int, BaseException] = {}
-        taken = await self._collect()
-        began = lane.host.clock.now()
+        taken: list[Event | Gated] = []
         try:
+            await self._collect(taken)
+            began = lane.host.clock.now()
             events = await self._wanted(taken)
             if events:
                 await self._try_list(events)
-            self._say_what_became_of(taken, all_tried=True)
+            self._say_what_became_of(taken, all_tried=not lane.is_dead)
         except BaseException:
             self._say_what_became_of(taken, all_tried=False)
             raise
@@ -185,20 +191,19 @@ class ListWorker(Worker):
                 item.is_handled = all_tried and item.error is None
                 item.done()
 
-    async def _collect(self) -> list[Event | Gated]:
+    async def _collect(self, taken: list[Event | Gated]) -> None:
         """Take what is there, and linger for more if configured."""
         lane = self._lane
         queue = lane.queue
-        taken: list[Event | Gated] = []
         until = lane.host.clock.now() + queue.linger
         while True:
             if not await self._take_open(taken):
-                return taken
+                return
             left = until - lane.host.clock.now()
             full = len(taken) >= queue.batch_size
             in_haste = lane.host.hurry or lane.is_closing or lane.is_paused
             if full or left <= 0 or in_haste:
-                return taken
+                return
             await self._linger(left, taken)
 
     async def _take_open(self, taken: list[Event | Gated]) -> bool:
@@ -240,10 +245,6 @@ class ListWorker(Worker):
             if self._waker in sleepers:
                 sleepers.remove(self._waker)
 
-    def _abandon(self, count: int) -> None:
-        if not self._lane.is_dead:
-            self._lane.queue.counts.abandoned += count
-
     async def _wanted(self, taken: list[Event | Gated]) -> list[Event]:
         """The events that the handler's own filter lets through."""
         lane = self._lane
@@ -272,8 +273,9 @@ class ListWorker(Worker):
 
     async def _try_list(self, events: list[Event]) -> None:
         """The whole list, once more whole, then event by event, to find the bad one."""
+        lane = self._lane
         error = await self._call(events, 1)
-        if error is not None and not self._lane.is_retried:
+        if error is not None and not lane.is_dead and not lane.is_retried:
             error = await self._call(events, 2)
         if error is None:
             self._finish(len(events), [], None)
@@ -282,6 +284,8 @@ class ListWorker(Worker):
             self._finish(0, events, error)
             return
         for event in events:
+            if lane.is_dead:
+                return
             error = await self._call([event], 3)
             self._finish(1 if error is None else 0, [event] if error else [], error)
 
@@ -306,7 +310,9 @@ class ListWorker(Worker):
         frame = ListFrame(events, lane, attempt)
         set_frame(frame)
         try:
-            value = await invoke(events)
+            # A copy: a handler that works its list off must neither spoil the counts nor
+            # leave the next attempt without events.
+            value = await invoke(events.copy())
             if value is not None and type(value) is CoroutineType:
                 value.close()
                 raise not_awaited(lane.name, events)
@@ -315,7 +321,7 @@ class ListWorker(Worker):
         except Exception as error:
             return error
         except BaseException as error:
-            if lane.is_dead or self._runtime.is_ending(error):
+            if self._runtime.is_ending(error):
                 self._abandon(self.in_hand)
                 raise
             return error
