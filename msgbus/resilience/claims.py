@@ -1,7 +1,7 @@
 """Who replays a dead letter, and whether they are still there.
 
-A claim names its owner: the machine, the process and one queue in it. It is void once the
-process is gone, or if its own queue no longer works on the letter. A process on another
+A claim names its owner: the machine, the process and one replay in it. It is void once the
+process is gone, or if that replay has ended without saying how. A process on another
 machine cannot be looked at; its claims run out after `LEASE` seconds.
 """
 
@@ -18,14 +18,14 @@ from uuid import uuid4
 LEASE: Final = 300.0
 """Seconds for which a claim holds whose owner cannot be looked at."""
 
-_in_flight: Final[set[tuple[str, str]]] = set()
-"""(owner, letter id) of every replay that is under way in this process."""
+_in_flight: Final[set[str]] = set()
+"""The owners of all replays that are under way in this process."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One queue's claim to one letter."""
+    """The claim of one replay to one letter."""
 
     letter_id: str
     owner: str
@@ -34,13 +34,13 @@ class Claim:
 
     def is_void(self, now: float) -> bool:
         """Whether its owner is gone, so that another may claim the letter."""
-        machine, _, rest = self.owner.partition("|")
-        pid, _, rest = rest.partition("|")
-        started, _, _ = rest.partition("|")
+        process, _, _ = self.owner.rpartition("|")
+        machine, _, rest = process.partition("|")
+        pid, _, started = rest.partition("|")
         if machine != _machine():
             return now - self.at >= LEASE
-        if (pid, started) == (str(os.getpid()), _started(os.getpid())):
-            return (self.owner, self.letter_id) not in _in_flight
+        if process == _process(os.getpid()):
+            return self.owner not in _in_flight
         then = _started(int(pid)) if pid.isdecimal() else None
         if then == "" or started == "":
             # It runs, but nobody can say whether it is still the same process.
@@ -49,29 +49,35 @@ class Claim:
 
 
 def new_owner() -> str:
-    """A name for one queue of this process, unlike any other."""
-    return "|".join([_machine(), str(os.getpid()), _started(os.getpid()) or "", uuid4().hex])
+    """A name for one replay of this process, unlike any other."""
+    return f"{_process(os.getpid())}|{uuid4().hex}"
 
 
-def begin(owner: str, letter_id: str) -> None:
-    """The owner works on this letter from now on."""
-    _in_flight.add((owner, letter_id))
+def begin(claim: Claim) -> None:
+    """The replay that claims a letter is under way."""
+    _in_flight.add(claim.owner)
 
 
-def end(owner: str, letter_id: str) -> None:
-    """The owner is done with this letter, in whatever way."""
-    _in_flight.discard((owner, letter_id))
+def end(claim: Claim) -> None:
+    """It has ended, in whatever way."""
+    _in_flight.discard(claim.owner)
+
+
+@cache
+def _process(pid: int) -> str:
+    """This process; a child that was forked has another id."""
+    return "|".join([_machine(), str(pid), _started(pid) or ""])
 
 
 @cache
 def _machine() -> str:
     """The space in which a process id means one process."""
     parts = [platform.node()]
-    for file in ("/proc/sys/kernel/random/boot_id",):
-        try:
-            parts.append(Path(file).read_text(encoding="ascii").strip())
-        except OSError:
-            parts.append("")
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        parts.append(boot.strip())
+    except OSError:
+        parts.append("")
     try:
         # Containers may share a name, but have process ids of their own.
         parts.append(str(Path("/proc/self/ns/pid").readlink()))

@@ -115,7 +115,6 @@ class Replayer:
     def __init__(self, store: DeadLetterStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._owner = claims.new_owner()
 
     async def release(self) -> int:
         """Make letters dead again whose replay ended with its process; how many."""
@@ -128,23 +127,22 @@ class Replayer:
             message = letter.message
         except StoredMessageError as error:
             return ReplayOutcome(letter, "failed", error)
-        # Before the claim is made: a claim of this process that is not in flight is void.
-        claims.begin(self._owner, letter.letter_id)
+        claim = Claim(letter.letter_id, claims.new_owner(), self._clock.time())
+        # Before it is stored: a claim of this process that is not in flight is void.
+        claims.begin(claim)
         try:
-            return await self._claim_and_deliver(letter, message, redeliver)
+            return await self._claim_and_deliver(letter, message, claim, redeliver)
         finally:
-            claims.end(self._owner, letter.letter_id)
+            claims.end(claim)
 
     async def _claim_and_deliver(
-        self, letter: DeadLetterEntry, message: Message, redeliver: Redeliver
+        self, letter: DeadLetterEntry, message: Message, claim: Claim, redeliver: Redeliver
     ) -> ReplayOutcome:
-        now = self._clock.time()
-        claim = Claim(letter.letter_id, self._owner, now)
         is_ours = False
 
         def take(record: Record) -> Record:
             nonlocal is_ours
-            taken = claimed(record, claim, now)
+            taken = claimed(record, claim)
             is_ours = taken is not record
             return taken
 
@@ -160,20 +158,21 @@ class Replayer:
         except BaseException:
             # Cancelled, not failed. The letter must not stay claimed.
             with anyio.CancelScope(shield=True):
-                await self._settle(found, Settlement(outcome="given back"))
+                await self._settle(claim, found, Settlement(outcome="given back"))
             raise
         # It has ended: that must be noted, whoever has lost interest meanwhile.
         now_is = found
         with anyio.CancelScope(shield=True):
-            now_is = await self._settle(found, self._settlement(error))
+            now_is = await self._settle(claim, found, self._settlement(error))
         # Dead although nothing was raised: somebody added it again meanwhile.
         succeeded = error is None and now_is.status is not LetterStatus.DEAD
         return ReplayOutcome(now_is, "succeeded" if succeeded else "failed", error)
 
-    async def _settle(self, letter: DeadLetterEntry, settlement: Settlement) -> DeadLetterEntry:
-        owner = self._owner
+    async def _settle(
+        self, claim: Claim, letter: DeadLetterEntry, settlement: Settlement
+    ) -> DeadLetterEntry:
         found = await self._store.change(
-            letter.letter_id, lambda record: settled(record, owner, settlement)
+            letter.letter_id, lambda record: settled(record, claim.owner, settlement)
         )
         return letter if found is None else found
 

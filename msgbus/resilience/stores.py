@@ -242,11 +242,11 @@ def added(old: Record | None, letter: DeadLetterEntry) -> Record:
     )
 
 
-def claimed(old: Record, claim: Claim, now: float) -> Record:
+def claimed(old: Record, claim: Claim) -> Record:
     """Somebody is about to replay it; unchanged if it is not theirs to take."""
     status = old.letter.status
     is_free = status is LetterStatus.DEAD or (
-        status is LetterStatus.REPLAYING and (old.claim is None or old.claim.is_void(now))
+        status is LetterStatus.REPLAYING and (old.claim is None or old.claim.is_void(claim.at))
     )
     if not is_free:
         return old

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from msgbus.errors import LetterStateError
 from msgbus.resilience import claims
+from msgbus.resilience.claims import Claim
 from msgbus.resilience.letters import LetterStatus
 from msgbus.resilience.stores import (
     ANY,
@@ -225,15 +226,15 @@ async def void_claims_are_released(make: MakeStore) -> None:
     async with opened(make) as store:
         gone, here, dead = letter(1), letter(2), letter(3)
         await add(store, gone, here, dead)
-        owner = claims.new_owner()
-        claims.begin(owner, here.letter_id)
+        held = Claim(here.letter_id, claims.new_owner(), 0.0)
+        claims.begin(held)
         try:
-            for one in (gone, here):
-                await store.change(one.letter_id, claim(one, owner))
+            await store.change(gone.letter_id, claim(gone, claims.new_owner()))
+            await store.change(here.letter_id, claim(here, held.owner))
 
-            assert await store.release(lambda claim: claim.is_void(0.0)) == 1
+            assert await store.release(lambda one: one.is_void(0.0)) == 1
         finally:
-            claims.end(owner, here.letter_id)
+            claims.end(held)
 
         statuses = [one.status.value for one in await everything(store)]
         assert statuses == ["dead", "replaying", "dead"]

@@ -104,7 +104,7 @@ async def everything(
 
 def claim(entry: DeadLetterEntry, owner: str, now: float = 0.0) -> Callable[[Record], Record]:
     """The step by which an owner claims a letter."""
-    return lambda record: claimed(record, Claim(entry.letter_id, owner, now), now)
+    return lambda record: claimed(record, Claim(entry.letter_id, owner, now))
 
 
 ELSEWHERE: Final = "another machine|1|1|x"
