@@ -12,6 +12,7 @@ from benchmarks import (
     growth,
     imports,
     latency,
+    letters,
     memory,
     parts,
     peers,
@@ -28,6 +29,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *creation.ROWS,
     *memory.ROWS,
     *growth.ROWS,
+    *letters.ROWS,
     *imports.ROWS,
 )
 

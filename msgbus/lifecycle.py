@@ -105,6 +105,39 @@ class CircuitClosedEvent(SystemEvent):
     reason: str
 
 
+class DeadLetteredEvent(SystemEvent):
+    """A message was given up, and became a dead letter; `causation_id` is the message's."""
+
+    letter_id: str
+    message_type: str
+    handler: str
+    error_type: str
+    error: str
+    attempts: int
+    reason: str
+    answered: bool
+
+
+class DeadLetterDroppedEvent(SystemEvent):
+    """A dead letter fell out of a full store: its message is lost."""
+
+    letter_id: str
+    message_type: str
+    handler: str
+    error: str
+    reason: str
+
+
+class DeadLetterRefusedEvent(SystemEvent):
+    """A dead letter was not taken by its store: its message is lost."""
+
+    letter_id: str
+    message_type: str
+    handler: str
+    error: str
+    reason: str
+
+
 COMMAND_EVENTS: Final = frozenset({CommandStartedEvent, CommandResultEvent})
 
 
