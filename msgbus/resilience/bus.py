@@ -6,28 +6,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 from weakref import WeakKeyDictionary
 
 from typing_extensions import Unpack
 
 from msgbus.bus import MessageBus
 from msgbus.config import BusConfig
+from msgbus.context import current_frame
 from msgbus.core import Phase
-from msgbus.errors import BusStateError, ConfigurationError, Refusal
-from msgbus.lifecycle import (
-    CircuitClosedEvent,
-    CircuitHalfOpenedEvent,
-    CircuitOpenedEvent,
-    RetryScheduledEvent,
-)
-from msgbus.messages import Message, first_message, metadata_of
+from msgbus.errors import BusStateError, ConfigurationError, DeadLetterError, Refusal
+from msgbus.lifecycle import RetryScheduledEvent
+from msgbus.messages import Event, Message, R, SystemEvent, first_message, metadata_of
 from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
 from msgbus.middleware.rate_limit import RateLimitMiddleware
-from msgbus.resilience.breaker import CircuitBreaker, CircuitChange, CircuitState
+from msgbus.receipts import DrainReport
+from msgbus.resilience.breaker import CircuitBreaker
+from msgbus.resilience.circuits import Circuits
+from msgbus.resilience.dead_letters import DeadLetterQueue
 from msgbus.resilience.guard import Guard
+from msgbus.resilience.letters import DeadLetterEntry
 from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryAttempt, RetryConfig
 from msgbus.resilience.policy import Breaker, Policy, PolicyBook, PolicyOptions, Target, describe
+from msgbus.resilience.redelivery import redeliver
+from msgbus.resilience.stores import DeadLetterStore
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import BusStats
@@ -35,11 +37,16 @@ from msgbus.timeouts import with_timeout
 
 if TYPE_CHECKING:
     from msgbus.clock import Clock
+    from msgbus.context import Frame
     from msgbus.filters import FilterLike
     from msgbus.injection import Call, Resolver
+    from msgbus.lanes import Lane
     from msgbus.middleware.chain import Middleware
+    from msgbus.plans import CommandPlan
     from msgbus.registrations import Registration
     from msgbus.registry import HandlerRegistry, IRegistry
+    from msgbus.resilience.retry import Trouble
+    from msgbus.results import CommandResult, FailedResult
     from msgbus.session import BusSession
 
 
@@ -80,6 +87,8 @@ class ResilientMessageBus(MessageBus):
         rate_limit: How many calls of one handler may begin per second.
         fallback: What to answer when all else failed: a value, or a function of message
             and error.
+        dead_letters: Where to keep what fails for good: a store, a queue, `"memory"` for
+            up to 10,000 letters in memory, `None` for nowhere.
         options: As for `MessageBus`.
     """
 
@@ -93,6 +102,7 @@ class ResilientMessageBus(MessageBus):
         bulkhead: int | None = None,
         rate_limit: RateLimit | float | None = None,
         fallback: Any = None,
+        dead_letters: DeadLetterQueue | DeadLetterStore | Literal["memory"] | None = "memory",
         **options: Unpack[BusOptions],
     ) -> None:
         default = Policy(
@@ -104,9 +114,13 @@ class ResilientMessageBus(MessageBus):
             fallback=fallback,
         )
         self._policies = PolicyBook(default)
-        self._circuits: dict[str, CircuitBreaker] = {}
         self._guards: WeakKeyDictionary[Registration, Guard] = WeakKeyDictionary()
         super().__init__(config, **options)
+        self._circuits = Circuits(self._core, breaker)
+        self._letters = _queue_of(dead_letters, self._core.clock)
+        if self._letters is not None:
+            self._letters.connect(partial(redeliver, self._core))
+            self._letters.on_event(self._letter_told)
 
     # -- policies ----------------------------------------------------------------------------
 
@@ -125,6 +139,7 @@ class ResilientMessageBus(MessageBus):
             raise BusStateError(message)
         self._policies.change(target, cast("Mapping[str, Any]", changes))
         self._guards.clear()
+        self._circuits.forget_handlers()
         self._core.refresh()
 
     def describe(self, message_type: type[Message]) -> str:
@@ -147,12 +162,106 @@ class ResilientMessageBus(MessageBus):
             texts.append(f"{message_type.__name__} in {registration.name}:\n{lines}")
         return "\n".join(texts)
 
+    # -- dead letters ------------------------------------------------------------------------
+
+    @property
+    def dead_letters(self) -> DeadLetterQueue:
+        """What failed for good: to look at, edit, replay or discard.
+
+        Raises:
+            ConfigurationError: This bus keeps none.
+        """
+        if self._letters is None:
+            message = "This bus keeps no dead letters: it was made with dead_letters=None."
+            raise ConfigurationError(message)
+        return self._letters
+
+    async def start(self) -> None:
+        """As on every bus; opens the dead letters first.
+
+        Raises:
+            DeadLetterStoreError: They cannot be opened; nothing was started.
+        """
+        if self._letters is not None and self._core.phase is Phase.NEW:
+            await self._letters.open()
+        await super().start()
+
+    async def stop(self, timeout: float | None = 30.0) -> DrainReport:
+        """As on every bus; what died on the way is safe in its store when this returns."""
+        report = await super().stop(timeout)
+        if self._letters is not None:
+            await self._letters.close()
+        return report
+
+    def _failed(self, frame: CommandResult[R], error: Exception, elapsed: float) -> FailedResult[R]:
+        result = super()._failed(frame, error, elapsed)
+        plan: CommandPlan = frame.owner
+        # `execute` gives the result to its caller, who sees the failure.
+        letter = self._bury(frame, frame.message, plan.registration, error, answered=True)
+        if letter is not None:
+            result.tell("dead_letter", letter.letter_id)
+        return result
+
+    def event_failed(self, lane: Lane, event: Event, error: BaseException) -> None:
+        """Keep an event that its handler could not handle."""
+        frame = current_frame.get()
+        if frame is not None and not _is_about(frame, event):
+            frame = None  # this event failed before its handler was called
+        if isinstance(error, Exception):
+            self._bury(frame, event, lane.registration, error, answered=False)
+
+    def _bury(
+        self,
+        frame: Frame | None,
+        message: Message,
+        registration: Registration,
+        error: Exception,
+        *,
+        answered: bool,
+    ) -> DeadLetterEntry | None:
+        is_about_us = isinstance(message, SystemEvent) or metadata_of(message).from_system
+        if self._letters is None or isinstance(error, Refusal) or is_about_us:
+            return None
+        if not self._policies.of(registration).dead_letters:
+            return None
+        context = None if frame is None else frame.context
+        trouble: Trouble | None = None if context is None else context.trouble
+        now = self._core.clock.time()
+        return self._letters.add(
+            message,
+            handler=registration.name,
+            error=error,
+            attempts=1 if context is None else context.attempt,
+            first_attempt=now if trouble is None else trouble.first_attempt,
+            last_attempt=now if trouble is None else trouble.last_attempt,
+            reason="not retried" if trouble is None else trouble.reason,
+            answered=answered,
+        )
+
+    def _report_unobserved(self, result: FailedResult[Any]) -> None:
+        super()._report_unobserved(result)
+        letter_id = result.metadata.get("dead_letter")
+        runtime = self._core.runtime
+        if isinstance(letter_id, str) and runtime is not None:
+            # Called by the garbage collector, in any thread and at any moment.
+            task = partial(self._mark_unanswered, letter_id)
+            runtime.call_soon(lambda: runtime.spawn(task, name="msgbus unanswered letter"))
+
+    async def _mark_unanswered(self, letter_id: str) -> None:
+        try:
+            await self.dead_letters.mark_unanswered(letter_id)
+        except DeadLetterError as error:  # it stays out of `replay_all`, and is still there
+            log.warning("letter_not_marked", letter_id=letter_id, error=redact_exception(error))
+
+    def _letter_told(self, event: SystemEvent) -> None:
+        self._core.lifecycle.tell(type(event), None, lambda: event, session_id=event.session_id)
+
     # -- circuits ----------------------------------------------------------------------------
 
     @property
     def circuits(self) -> Mapping[str, CircuitBreaker]:
         """The circuits of the bus's handlers, and those that were named, by name."""
-        return MappingProxyType(self._circuits)
+        return MappingProxyType(self._circuits.by_name)
 
     def circuit(self, name: str, config: CircuitBreakerConfig | None = None) -> CircuitBreaker:
         """The circuit of this name, made if there is none: to share, to watch or to open.
@@ -160,59 +269,7 @@ class ResilientMessageBus(MessageBus):
         Raises:
             ConfigurationError: There is one already, with another config.
         """
-        circuit = self._circuits.get(name)
-        if circuit is None:
-            circuit = self._circuits[name] = self._make_circuit(name, config)
-        elif config is not None and config != circuit.config:
-            message = f"There is a circuit {name!r} already, with another config."
-            raise ConfigurationError(message)
-        return circuit
-
-    def _make_circuit(self, name: str, config: CircuitBreakerConfig | None) -> CircuitBreaker:
-        default = self._policies.default.breaker
-        if config is None and isinstance(default, CircuitBreakerConfig):
-            config = default
-        return CircuitBreaker(
-            config, name=name, clock=self._core.clock, on_change=self._circuit_changed
-        )
-
-    def _circuit_of(self, registration: Registration, breaker: Breaker) -> CircuitBreaker:
-        """The circuit that a handler on the bus itself is to use."""
-        if isinstance(breaker, CircuitBreaker):
-            if breaker.on_change is None:
-                breaker.on_change = self._circuit_changed
-            return self._circuits.setdefault(breaker.name, breaker)
-        if isinstance(breaker, str):
-            return self.circuit(breaker)
-        name = registration.name
-        if name in self._circuits:
-            name = f"{name}[{registration.message_type.__name__}]"
-        circuit = self._circuits[name] = self._make_circuit(name, breaker)
-        return circuit
-
-    def _circuit_changed(self, change: CircuitChange) -> None:
-        if change.new is CircuitState.OPEN:
-            log.warning(
-                "circuit_opened",
-                bus=self.config.name,
-                circuit=change.name,
-                reason=change.reason,
-                retry_after=change.retry_after,
-            )
-            opened = partial(
-                CircuitOpenedEvent,
-                circuit=change.name,
-                reason=change.reason,
-                retry_after=change.retry_after,
-            )
-            self._core.lifecycle.tell(CircuitOpenedEvent, None, opened)
-        elif change.new is CircuitState.HALF_OPEN:
-            half_opened = partial(CircuitHalfOpenedEvent, circuit=change.name)
-            self._core.lifecycle.tell(CircuitHalfOpenedEvent, None, half_opened)
-        else:
-            log.info("circuit_closed", bus=self.config.name, circuit=change.name)
-            closed = partial(CircuitClosedEvent, circuit=change.name, reason=change.reason)
-            self._core.lifecycle.tell(CircuitClosedEvent, None, closed)
+        return self._circuits.named(name, config)
 
     # -- around each handler -------------------------------------------------------------------
 
@@ -245,10 +302,7 @@ class ResilientMessageBus(MessageBus):
         policy = self._policies.of(registration)
         circuit: CircuitBreaker | None = None
         if policy.breaker is not None:
-            if session is None or not isinstance(policy.breaker, CircuitBreakerConfig):
-                circuit = self._circuit_of(registration, policy.breaker)
-            else:  # a session's handler has a circuit that goes with the session
-                circuit = self._make_circuit(registration.name, policy.breaker)
+            circuit = self._circuits.of(registration, policy.breaker, is_own=session is not None)
         limits: list[Middleware] = []
         if policy.rate_limit is not None:
             rate = policy.rate_limit
@@ -294,14 +348,31 @@ class ResilientMessageBus(MessageBus):
 
     def stats(self) -> BusStats:
         """All counters at this moment."""
-        circuits = {name: circuit.state.value for name, circuit in self._circuits.items()}
-        return replace(super().stats(), circuits=circuits)
+        circuits = {name: one.state.value for name, one in self.circuits.items()}
+        letters = 0 if self._letters is None else self._letters.size
+        return replace(super().stats(), circuits=circuits, dead_letters=letters)
+
+
+def _is_about(frame: Frame, event: Event) -> bool:
+    events = [frame.message] if frame.events is None else frame.events
+    return any(one is event for one in events)
 
 
 def _inside(limit: Middleware, call: Call) -> Call:
     return lambda message: limit(message, call)
 
 
-def is_worth_keeping(error: BaseException) -> bool:
-    """Whether a message that ended so is kept as a dead letter."""
-    return isinstance(error, Exception) and not isinstance(error, Refusal)
+def _queue_of(
+    given: DeadLetterQueue | DeadLetterStore | Literal["memory"] | None, clock: Clock
+) -> DeadLetterQueue | None:
+    if given is None or isinstance(given, DeadLetterQueue):
+        return given
+    if isinstance(given, str):
+        if given != "memory":
+            message = (
+                f'dead_letters={given!r} is not known. Give "memory", None, or a store such as '
+                f"SqliteDeadLetterStore({given!r})."
+            )
+            raise ConfigurationError(message)
+        return DeadLetterQueue(clock=clock)
+    return DeadLetterQueue(given, clock=clock)

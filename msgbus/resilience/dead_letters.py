@@ -75,6 +75,11 @@ class DeadLetterQueue:
         """Letters that were not taken, or could not be kept."""
         return self._herald.refused
 
+    @property
+    def size(self) -> int:
+        """Letters that are dead and kept; read at once, from any thread."""
+        return self.store.size()
+
     async def open(self) -> None:
         """Open the store, and take back letters whose replay ended with its process.
 

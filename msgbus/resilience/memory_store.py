@@ -99,6 +99,10 @@ class MemoryDeadLetterStore:
         """How many there are."""
         return sum(1 for _ in self._fitting(which))
 
+    def size(self) -> int:
+        """How many are dead."""
+        return sum(1 for _ in self._fitting(LetterFilter()))
+
     async def groups(self, which: LetterFilter) -> Sequence[LetterGroup]:
         """Letters by error type, handler and message type; the largest group first."""
         found: dict[tuple[str, str, str], list[DeadLetterEntry]] = {}

@@ -135,6 +135,13 @@ class SqliteDeadLetterStore:
         number: int = rows[0][0]
         return number
 
+    def size(self) -> int:
+        """How many dead letters are in the file, read in the caller's thread."""
+        if not self.path.exists():
+            return 0
+        number: int = self._readers.ask(*schema.count_query(LetterFilter()))[0][0]
+        return number
+
     async def groups(self, which: LetterFilter) -> Sequence[LetterGroup]:
         """Letters by error type, handler and message type; the largest group first."""
         return [

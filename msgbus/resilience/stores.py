@@ -184,6 +184,10 @@ class DeadLetterStore(Protocol):
         """How many there are."""
         ...
 
+    def size(self) -> int:
+        """How many are dead, at once and from any thread: for metrics."""
+        ...
+
     async def groups(self, which: LetterFilter) -> Sequence[LetterGroup]:
         """Letters by error type, handler and message type; the largest group first."""
         ...
