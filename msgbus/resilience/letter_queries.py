@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterable
 from datetime import datetime
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, cast, final
 
 from typing_extensions import TypedDict
 
@@ -74,11 +74,13 @@ def letters_meant(
     message_type: MessageTypes, filters: LetterFilters | ReplayFilters
 ) -> LetterFilter:
     """What was asked for, as stores understand it."""
+    # Said again, as type checkers take the smaller of the two for open-ended.
+    chosen = cast("LetterFilters", filters)
     if message_type is None:
-        return LetterFilter(**filters)
+        return LetterFilter(**chosen)
     given = (message_type,) if isinstance(message_type, (str, type)) else message_type
     names = frozenset(name for one in given for name in wire_names(one))
-    return LetterFilter(message_types=names, **filters)
+    return LetterFilter(message_types=names, **chosen)
 
 
 def checked_limit(limit: int | None) -> int | None:

@@ -59,6 +59,7 @@ async def a_letter_comes_back_as_it_was(make: MakeStore) -> None:
 
         found = await store.get(given.letter_id)
 
+        assert found is not None
         assert found == given
         assert found.message == Checked(number=7)
         assert found.message.message_id == given.message_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
@@ -70,7 +70,7 @@ def letter(
 
 
 @asynccontextmanager
-async def opened(make: MakeStore, **options: Any) -> AsyncIterator[DeadLetterStore]:
+async def opened(make: MakeStore, **options: Any) -> AsyncGenerator[DeadLetterStore]:
     """A new store, closed at the end."""
     store = make(**options)
     await store.open()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ def make_store(kind: str, folder: Path, **options: Any) -> DeadLetterStore:
 @asynccontextmanager
 async def opened_queue(
     kind: str, folder: Path, **options: Any
-) -> AsyncIterator[tuple[DeadLetterQueue, Service, VirtualClock]]:
+) -> AsyncGenerator[tuple[DeadLetterQueue, Service, VirtualClock]]:
     clock = VirtualClock()
     queue = DeadLetterQueue(make_store(kind, folder, **options), clock=clock)
     service = Service()

@@ -162,6 +162,7 @@ def test_own_frames_stand_first_where_others_are_among_them() -> None:
 
 
 def test_a_cut_takes_frames_of_others_first() -> None:
+    text = ""
     try:
         try:
             raise KeyError("x" * 3 * MAX_LENGTH)
@@ -186,6 +187,7 @@ def test_only_own_frames_are_written_once() -> None:
 
 
 def test_the_cause_of_an_error_is_in_its_traceback() -> None:
+    text = ""
     try:
         try:
             json.loads("{")

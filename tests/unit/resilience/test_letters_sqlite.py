@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,13 +36,14 @@ from msgbus.resilience import (
     SqliteDeadLetterStore,
 )
 from msgbus.resilience import sqlite_schema as schema
+from msgbus.resilience.stores import Record
 from msgbus.testing.letters import letter
 from tests.fakes import logged
 from tests.unit.resilience.letter_fakes import CardCharged, bury, bury_orders
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Generator[None]:
     """Another process, as it were, that writes and does not end."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN IMMEDIATE")
@@ -350,7 +351,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Conne
         schema.prepare(connection, path)
         for number in range(300):
             one = letter(handler=f"h{number % 7}", minute=number, session_id=f"s{number % 50}")
-            connection.execute(schema.INSERT, schema.row_of(schema.Record(one)))
+            connection.execute(schema.INSERT, schema.row_of(Record(one)))
         yield connection
 
 
