@@ -7,14 +7,17 @@ import shutil
 import sqlite3
 import tempfile
 import time
+import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
+
+from uuid_utils import uuid7
 
 from benchmarks import subjects
 from benchmarks.rows import Row
@@ -22,13 +25,14 @@ from benchmarks.subjects import Added
 from benchmarks.timing import Effort, Handler, Measurement, Open, Run, Side, compare, summarise
 from msgbus.resilience import (
     DeadLetterEntry,
+    DeadLetterQueue,
     DeadLetterStore,
     LetterFilter,
     MemoryDeadLetterStore,
     SqliteDeadLetterStore,
 )
 from msgbus.resilience import sqlite_schema as schema
-from msgbus.resilience.letters import letter_about
+from msgbus.resilience.letters import letter_about, letter_id_of
 from msgbus.resilience.stores import Record
 
 MANY: Final = 100_000
@@ -39,19 +43,29 @@ ERRORS: Final = (ConnectionError("down"), ValueError("no such sku"), KeyError("o
 def letters(number: int) -> Sequence[DeadLetterEntry]:
     """Letters of a few kinds; half of them of one handler that died of one thing."""
     made: list[DeadLetterEntry] = []
-    for place, event in enumerate(subjects.events(number)):
+    for place in range(number):
         died = DIED + timedelta(seconds=place)
         rare = place % 2 == 0
-        one = letter_about(
-            event, handler=f"handler-{place % 20}" if rare else "charge",
-            error=ERRORS[place % 3] if rare else ERRORS[0], attempts=3,
-            first_attempt=died, last_attempt=died, reason="retries exhausted",
+        handler, message_id = f"handler-{place % 20}" if rare else "charge", str(uuid7())
+        one = replace(
+            template(place % 3 if rare else 0), letter_id=letter_id_of(message_id, handler),
+            message_id=message_id, handler=handler, first_attempt=died, last_attempt=died,
+            session_id=f"job-{place % 1000}",
         )  # fmt: skip
-        made.append(replace(one, session_id=f"job-{place % 1000}"))
+        made.append(one)
     return made
 
 
-async def kept(letter: DeadLetterEntry) -> None:
+@cache
+def template(error: int) -> DeadLetterEntry:
+    """A real letter; making each anew would take longer than all that is timed."""
+    return letter_about(
+        subjects.events(1)[0], handler="charge", error=ERRORS[error], attempts=3,
+        first_attempt=DIED, last_attempt=DIED, reason="retries exhausted",
+    )  # fmt: skip
+
+
+async def kept(letter: object) -> None:
     """Stands for the caller, who goes on."""
     del letter
 
@@ -114,6 +128,50 @@ async def into_sqlite(handler: Handler) -> AsyncGenerator[Run]:
 
         yield run
         await store.close()
+
+
+def failure() -> Exception:
+    """An error as a handler raises it."""
+    try:
+        raise ConnectionError("https://shop:hunter2@payments.example is down")
+    except ConnectionError as error:
+        return error
+
+
+@asynccontextmanager
+async def formatted(handler: Handler) -> AsyncGenerator[Run]:
+    error = failure()
+
+    async def run(batch: Sequence[Any]) -> None:
+        for event in batch:
+            traceback.format_exception(error)
+            await handler(event)
+
+    yield run
+
+
+@asynccontextmanager
+async def given_up(handler: Handler) -> AsyncGenerator[Run]:
+    """All of it: the letter is made, its secrets are removed, and it is kept in memory."""
+    error, queue = failure(), DeadLetterQueue(MemoryDeadLetterStore(max_size=None))
+
+    async def run(batch: Sequence[Any]) -> None:
+        for event in batch:
+            queue.add(
+                event, handler="charge", error=error, attempts=3, first_attempt=DIED,
+                reason="retries exhausted",
+            )  # fmt: skip
+            await handler(event)
+
+    yield run
+
+
+async def made(effort: Effort) -> Measurement:
+    return await compare(
+        Side(open=formatted, build=subjects.events, handler=kept),
+        Side(open=given_up, build=subjects.events, handler=kept),
+        effort,
+    )
 
 
 async def appended(plain: Open, measured: Open, effort: Effort) -> Measurement:
@@ -200,11 +258,18 @@ LATE: Final = DIED + timedelta(seconds=MANY - 1_000)
 
 ROWS: Final = (
     Row(
+        name="letters.made",
+        title="make a letter of an error and keep it",
+        baseline="traceback.format_exception(error)",
+        measure=made,
+        budget=15,
+    ),
+    Row(
         name="letters.in_memory",
         title="keep a letter in memory",
         baseline="deque.append(letter)",
         measure=partial(appended, into_deque, into_memory),
-        budget=20,
+        budget=30,
     ),
     Row(
         name="letters.in_sqlite",
