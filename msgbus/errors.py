@@ -8,6 +8,7 @@ MsgBusError
 │  ├─ DuplicateHandlerError      a second handler for one command, or a second handler of one name
 │  ├─ MissingHandlerError        a command nobody handles (LookupError)
 │  ├─ MissingProviderError       a dependency nobody provides (LookupError)
+│  ├─ InvalidTopicError          text that is no topic or no pattern of topics (ValueError)
 │  └─ MissingExtraError          an optional package that is not installed (ImportError)
 ├─ WrongMessageTypeError         not a Command for `execute`, not an Event for `publish` (TypeError)
 ├─ BusStateError                 right call, wrong moment
@@ -109,6 +110,23 @@ class MissingHandlerError(ConfigurationError, LookupError):
 
 class MissingProviderError(ConfigurationError, LookupError):
     """A handler asks for something that nobody provides."""
+
+
+class InvalidTopicError(ConfigurationError, ValueError):
+    """Text that is no topic, or no pattern of topics; `position` is where it goes wrong."""
+
+    def __init__(
+        self, text: str, position: int, problem: str, *, what: str = "topic pattern"
+    ) -> None:
+        self.text = text
+        self.position = position
+        self.problem = problem
+        # As `repr` shows it, so that a control character does not move the caret.
+        before = len(repr(text[:position])) - 1
+        super().__init__(
+            f"{text!r} is not a {what}: at position {position}, {problem}\n"
+            f"  {text!r}\n  {' ' * before}^"
+        )
 
 
 class MissingExtraError(ConfigurationError, ImportError):
