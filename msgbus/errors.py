@@ -17,11 +17,24 @@ MsgBusError
 │  ├─ SessionClosedError         the session has ended, or was never entered
 │  ├─ DuplicateSessionError      a live session already has this id
 │  ├─ SessionMismatchError       the message belongs to another session
-│  └─ InsideHandlerError         waiting here for all handlers would wait for oneself
+│  ├─ InsideHandlerError         waiting here for all handlers would wait for oneself
+│  ├─ EngineFrozenError          a dispatch engine takes no more dispatchers and routes
+│  └─ EngineNotFrozenError       a dispatch engine must be frozen before it dispatches
 ├─ QueueFullError                a lane can take no more
 ├─ DeliveryError                 `.handler`, `.message_type`
 │  ├─ HandlerTimeoutError        a handler ran out of time (TimeoutError)
 │  └─ MiddlewareError            a middleware broke its contract
+├─ RoutingError                  a message that cannot be brought where it is to go
+│  ├─ NoRouteError               no route matches its topic (LookupError)
+│  ├─ MissingEndpointError       no endpoint of that name (LookupError)
+│  ├─ NoHealthyEndpointError     all endpoints of that name are out of order; `.retry_after`
+│  ├─ EndpointFailedError        every endpoint that was tried failed; `.attempts`
+│  └─ MessageTooLargeError       `.size`, `.max_size`
+├─ RequestError                  a request that got no answer
+│  ├─ RequestTimeoutError        none in time (TimeoutError)
+│  ├─ NoReplierError             there is nobody to answer (LookupError)
+│  ├─ RequestCancelledError      it was called off
+│  └─ DuplicateRequestError      one of this correlation id is still open
 ├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
 └─ Refusal                       base for expected business answers; yours to subclass
 ```
@@ -31,7 +44,7 @@ All of them pickle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -173,6 +186,20 @@ class InsideHandlerError(BusStateError):
     """A handler asked to wait until all handlers are done, itself included."""
 
 
+class EngineFrozenError(BusStateError):
+    """A dispatch engine, or a registry of dispatchers, is frozen and takes nothing new."""
+
+    def __init__(self, *, what: str) -> None:
+        super().__init__(
+            f"Too late for {what}: it is frozen, and what it does can no longer change. "
+            f"Register everything before freeze(), or make another one."
+        )
+
+
+class EngineNotFrozenError(BusStateError):
+    """A dispatch engine must be frozen before it dispatches."""
+
+
 class QueueFullError(MsgBusError):
     """A lane is full and waiting is not possible here."""
 
@@ -205,6 +232,92 @@ class HandlerTimeoutError(DeliveryError, TimeoutError):
 
 class MiddlewareError(DeliveryError):
     """A middleware did something that cannot be right."""
+
+
+class RoutingError(MsgBusError):
+    """A message cannot be brought where it is to go."""
+
+
+class NoRouteError(RoutingError, LookupError):
+    """No route matches the topic."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        super().__init__(
+            f"No route for {topic!r}. Register one: router.register_route({topic!r}, endpoint_id)."
+        )
+
+
+class MissingEndpointError(RoutingError, LookupError):
+    """There is no endpoint, and no group of endpoints, of this name."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        super().__init__(
+            f"No endpoint and no group is called {endpoint!r}. "
+            f"Register one: endpoints.register(Endpoint({endpoint!r}, send))."
+        )
+
+
+class NoHealthyEndpointError(RoutingError):
+    """All endpoints of this name are out of order; nothing was sent."""
+
+    def __init__(self, endpoint: str, *, reasons: Mapping[str, str], retry_after: float) -> None:
+        self.endpoint = endpoint
+        self.reasons = dict(reasons)
+        self.retry_after = retry_after
+        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        super().__init__(
+            f"No healthy endpoint for {endpoint!r} ({listed}). Try again in {retry_after:g} s."
+        )
+
+
+class EndpointFailedError(RoutingError):
+    """Every endpoint that was tried failed; `attempts` says how, secrets removed."""
+
+    def __init__(self, endpoint: str, *, attempts: Sequence[tuple[str, str]]) -> None:
+        self.endpoint = endpoint
+        self.attempts = tuple(attempts)
+        listed = "; ".join(f"{name}: {error}" for name, error in attempts)
+        super().__init__(f"Could not deliver to {endpoint!r}: {listed}.")
+
+
+class MessageTooLargeError(RoutingError):
+    """The payload is larger than may be delivered."""
+
+    def __init__(self, message_type: str, *, size: int, max_size: int) -> None:
+        self.message_type = message_type
+        self.size = size
+        self.max_size = max_size
+        super().__init__(
+            f"{message_type} has {size:,} bytes; at most {max_size:,} are delivered. "
+            f"Send a reference to the data instead, or raise max_message_size."
+        )
+
+
+class RequestError(MsgBusError):
+    """A request got no answer."""
+
+
+class RequestTimeoutError(RequestError, TimeoutError):
+    """No answer came in time."""
+
+    def __init__(self, what: str, *, seconds: float) -> None:
+        self.what = what
+        self.seconds = seconds
+        super().__init__(f"No answer to {what} within {seconds:g} s.")
+
+
+class NoReplierError(RequestError, LookupError):
+    """There is nobody who could answer."""
+
+
+class RequestCancelledError(RequestError):
+    """The request was called off before an answer came."""
+
+
+class DuplicateRequestError(RequestError):
+    """A request of this correlation id is still open."""
 
 
 class SettleTimeoutError(MsgBusError, TimeoutError):
