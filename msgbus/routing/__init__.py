@@ -4,18 +4,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from msgbus.routing.explain import Explanation, RouteMatch
+    from msgbus.routing.nats import from_nats, nats_subjects, to_nats
+    from msgbus.routing.router import PatternRouter
+    from msgbus.routing.routes import Route
     from msgbus.routing.topics import TopicPattern, check_topic, is_topic
 
 __all__ = [
+    "Explanation",
+    "PatternRouter",
+    "Route",
+    "RouteMatch",
     "TopicPattern",
     "check_topic",
+    "from_nats",
     "is_topic",
+    "nats_subjects",
+    "to_nats",
 ]
 
 _MODULES = {
+    "Explanation": "explain",
+    "PatternRouter": "router",
+    "Route": "routes",
+    "RouteMatch": "explain",
     "TopicPattern": "topics",
     "check_topic": "topics",
+    "from_nats": "nats",
     "is_topic": "topics",
+    "nats_subjects": "nats",
+    "to_nats": "nats",
 }
 
 

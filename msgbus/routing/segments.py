@@ -50,6 +50,11 @@ class Segment:
         return self.fits is None or self.fits(segment) is not None
 
 
+_WILDCARDS: Final = frozenset("*?[")
+_ONE: Final = Segment(SegmentKind.ONE, "*")
+_MANY: Final = Segment(SegmentKind.MANY, "**")
+
+
 def fold(text: str) -> str:
     """`text` in lower case, character by character, so that its length stays the same."""
     if text.isascii():
@@ -68,9 +73,11 @@ def read_segment(pattern: str, start: int, end: int, *, case_sensitive: bool) ->
         problem = "the segment is empty. Remove a dot, or write '*' for any one segment."
         raise InvalidTopicError(pattern, start, problem)
     if source == "*":
-        return Segment(SegmentKind.ONE, source)
+        return _ONE
     if source == "**":
-        return Segment(SegmentKind.MANY, source)
+        return _MANY
+    if _WILDCARDS.isdisjoint(source):
+        return Segment(SegmentKind.TEXT, source, source if case_sensitive else fold(source))
     if "**" in source:
         at = start + source.index("**")
         problem = "'**' must be a segment of its own, between dots. Inside a segment write '*'."
