@@ -4,14 +4,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from msgbus.routing.categories import MessageCategory
+    from msgbus.routing.dispatch import (
+        DispatchOutcome,
+        DispatchResult,
+        DispatchRoute,
+        DispatchStatus,
+    )
+    from msgbus.routing.dispatchers import DispatcherRegistry, MessageDispatcher
+    from msgbus.routing.engine import MessageDispatchEngine
+    from msgbus.routing.envelope import EventEnvelope, MessageKind
     from msgbus.routing.explain import Explanation, RouteMatch
+    from msgbus.routing.metrics import DispatcherMetrics, DispatchMetrics
     from msgbus.routing.nats import from_nats, nats_subjects, to_nats
+    from msgbus.routing.onward import publish_on
     from msgbus.routing.router import PatternRouter
     from msgbus.routing.routes import Route
     from msgbus.routing.topics import TopicPattern, check_topic, is_topic
 
 __all__ = [
+    "DispatchMetrics",
+    "DispatchOutcome",
+    "DispatchResult",
+    "DispatchRoute",
+    "DispatchStatus",
+    "DispatcherMetrics",
+    "DispatcherRegistry",
+    "EventEnvelope",
     "Explanation",
+    "MessageCategory",
+    "MessageDispatchEngine",
+    "MessageDispatcher",
+    "MessageKind",
     "PatternRouter",
     "Route",
     "RouteMatch",
@@ -20,11 +44,24 @@ __all__ = [
     "from_nats",
     "is_topic",
     "nats_subjects",
+    "publish_on",
     "to_nats",
 ]
 
 _MODULES = {
+    "DispatchMetrics": "metrics",
+    "DispatchOutcome": "dispatch",
+    "DispatchResult": "dispatch",
+    "DispatchRoute": "dispatch",
+    "DispatchStatus": "dispatch",
+    "DispatcherMetrics": "metrics",
+    "DispatcherRegistry": "dispatchers",
+    "EventEnvelope": "envelope",
     "Explanation": "explain",
+    "MessageCategory": "categories",
+    "MessageDispatchEngine": "engine",
+    "MessageDispatcher": "dispatchers",
+    "MessageKind": "envelope",
     "PatternRouter": "router",
     "Route": "routes",
     "RouteMatch": "explain",
@@ -33,6 +70,7 @@ _MODULES = {
     "from_nats": "nats",
     "is_topic": "topics",
     "nats_subjects": "nats",
+    "publish_on": "onward",
     "to_nats": "nats",
 }
 

@@ -87,7 +87,7 @@ class EventEnvelope(Generic[T]):
     hops: int = 0
     """How often it was passed on from a dispatcher's output."""
 
-    headers: Mapping[str, str] = NO_HEADERS
+    headers: Mapping[str, str] = field(default_factory=lambda: NO_HEADERS)
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:

@@ -137,8 +137,7 @@ class _Latencies:
     def add(self, milliseconds: float) -> None:
         if not self.count or milliseconds < self.lowest:
             self.lowest = milliseconds
-        if milliseconds > self.highest:
-            self.highest = milliseconds
+        self.highest = max(self.highest, milliseconds)
         self.count += 1
         self.total += milliseconds
         self.buckets[bisect_left(BUCKETS_MS, milliseconds) if milliseconds > 1 else 0] += 1
