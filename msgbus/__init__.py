@@ -61,6 +61,7 @@ from msgbus.messages import (
     Message,
     Query,
     SystemEvent,
+    topic_of,
 )
 from msgbus.middleware.chain import CallNext, Middleware
 from msgbus.portal import BusPortal
@@ -162,4 +163,5 @@ __all__ = [
     "get_bus",
     "per_message",
     "per_session",
+    "topic_of",
 ]

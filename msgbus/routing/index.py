@@ -38,10 +38,38 @@ class Entry:
 
 
 @final
+class _Globs:
+    """What goes on with wildcards inside the segment."""
+
+    __slots__ = ("_beginnings", "_known", "_longest")
+
+    def __init__(self) -> None:
+        self._beginnings: dict[str, list[tuple[Segment, _Node]]] = {}
+        """By the plain text they begin with: found by the beginnings of a segment."""
+        self._longest = 0
+        """Length of the longest such text."""
+        self._known: dict[str, _Node] = {}
+
+    def step(self, segment: Segment) -> _Node:
+        node = self._known.get(segment.source)
+        if node is None:
+            node = self._known[segment.source] = _Node()
+            self._longest = max(self._longest, len(segment.text))
+            self._beginnings.setdefault(segment.text, []).append((segment, node))
+        return node
+
+    def after(self, segment: str) -> Iterator[_Node]:
+        for length in range(min(len(segment), self._longest) + 1):
+            for glob, node in self._beginnings.get(segment[:length], ()):
+                if glob.takes(segment):
+                    yield node
+
+
+@final
 class _Node:
     """A place in the trie: what patterns that agree up to here go on with."""
 
-    __slots__ = ("entries", "globs", "is_many", "known", "longest", "many", "one", "texts")
+    __slots__ = ("entries", "globs", "is_many", "many", "one", "texts")
 
     def __init__(self, *, is_many: bool = False) -> None:
         self.is_many = is_many
@@ -51,12 +79,7 @@ class _Node:
         self.texts: dict[str, _Node] = {}
         self.one: _Node | None = None
         self.many: _Node | None = None
-        self.globs: dict[str, list[tuple[Segment, _Node]]] = {}
-        """By the plain text they begin with: found by the beginnings of a segment."""
-        self.known: dict[str, _Node] = {}
-        """The nodes of the globs, by their text; for the writer."""
-        self.longest = 0
-        """Length of the longest such beginning."""
+        self.globs: _Globs | None = None
 
     def step(self, segment: Segment) -> _Node:
         """The node behind `segment`, made if it is new."""
@@ -68,12 +91,8 @@ class _Node:
         if segment.kind is SegmentKind.MANY:
             self.many = self.many or _Node(is_many=True)
             return self.many
-        node = self.known.get(segment.source)
-        if node is None:
-            node = self.known[segment.source] = _Node()
-            self.longest = max(self.longest, len(segment.text))
-            self.globs.setdefault(segment.text, []).append((segment, node))
-        return node
+        self.globs = self.globs or _Globs()
+        return self.globs.step(segment)
 
     def after(self, segment: str) -> Iterator[_Node]:
         """The nodes that one segment of a topic leads to."""
@@ -83,11 +102,8 @@ class _Node:
             yield node
         if self.one is not None:
             yield self.one
-        if self.globs:
-            for length in range(min(len(segment), self.longest) + 1):
-                for glob, node in self.globs.get(segment[:length], ()):
-                    if glob.takes(segment):
-                        yield node
+        if self.globs is not None:
+            yield from self.globs.after(segment)
 
 
 @final
