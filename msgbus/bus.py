@@ -26,6 +26,7 @@ from msgbus.receipts import DrainReport
 from msgbus.registrar import Registrar
 from msgbus.registrations import Registration
 from msgbus.registry import HandlerRegistry, IRegistry
+from msgbus.requests import RequestSide
 from msgbus.runtime import current_runtime
 from msgbus.session import BusSession
 from msgbus.shutdown import drain, end, workers_gone
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=Event)
 
 
-class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
+class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
     """Commands to their one handler, events to all of theirs.
 
     ```python

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from msgbus.routing.metrics import DispatcherMetrics, DispatchMetrics
     from msgbus.routing.nats import from_nats, nats_subjects, to_nats
     from msgbus.routing.onward import publish_on
+    from msgbus.routing.requests import CorrelationManager, CorrelationStats, RequestTransport
     from msgbus.routing.router import PatternRouter
     from msgbus.routing.routes import Route
     from msgbus.routing.topics import TopicPattern, check_topic, is_topic
 
 __all__ = [
+    "CorrelationManager",
+    "CorrelationStats",
     "DispatchMetrics",
     "DispatchOutcome",
     "DispatchResult",
@@ -37,6 +40,7 @@ __all__ = [
     "MessageDispatcher",
     "MessageKind",
     "PatternRouter",
+    "RequestTransport",
     "Route",
     "RouteMatch",
     "TopicPattern",
@@ -49,6 +53,8 @@ __all__ = [
 ]
 
 _MODULES = {
+    "CorrelationManager": "requests",
+    "CorrelationStats": "requests",
     "DispatchMetrics": "metrics",
     "DispatchOutcome": "dispatch",
     "DispatchResult": "dispatch",
@@ -63,6 +69,7 @@ _MODULES = {
     "MessageDispatcher": "dispatchers",
     "MessageKind": "envelope",
     "PatternRouter": "router",
+    "RequestTransport": "requests",
     "Route": "routes",
     "RouteMatch": "explain",
     "TopicPattern": "topics",
