@@ -34,7 +34,7 @@ from msgbus.snapshot import snapshot
 from msgbus.streams import EventStream
 from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import log
-from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.redaction import redact_exception, warm_up
 from msgbus.telemetry.stats import BusStats
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         faults = self.check()
         if faults:
             raise ConfigurationError(faults=faults)
+        warm_up()
         runtime = current_runtime()
         try:
             await core.providers.open(runtime, self._keeper)

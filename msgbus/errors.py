@@ -24,6 +24,7 @@ MsgBusError
 ├─ DeliveryError                 `.handler`, `.message_type`
 │  ├─ HandlerTimeoutError        a handler ran out of time (TimeoutError)
 │  └─ MiddlewareError            a middleware broke its contract
+├─ CircuitOpenError              a circuit breaker refused the call; `.retry_after`
 ├─ RoutingError                  a message that cannot be brought where it is to go
 │  ├─ NoRouteError               no route matches its topic (LookupError)
 │  ├─ MissingEndpointError       no endpoint of that name (LookupError)
@@ -44,6 +45,7 @@ All of them pickle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -232,6 +234,19 @@ class HandlerTimeoutError(DeliveryError, TimeoutError):
 
 class MiddlewareError(DeliveryError):
     """A middleware did something that cannot be right."""
+
+
+class CircuitOpenError(MsgBusError):
+    """A circuit breaker refused the call, so that what fails is left alone for a while."""
+
+    def __init__(self, circuit: str, *, retry_after: float) -> None:
+        self.circuit = circuit
+        self.retry_after = retry_after
+        when = "until it is reset" if retry_after == math.inf else f"for {retry_after:.3g} s more"
+        super().__init__(
+            f"The circuit {circuit!r} is open {when}: what it guards has failed too often. "
+            f"Nothing was called."
+        )
 
 
 class RoutingError(MsgBusError):

@@ -150,6 +150,10 @@ class FailedResult(CommandResult[R]):
         """The error text, without counting as a look at the result."""
         return self._error
 
+    def peek_exception(self) -> Exception:
+        """The exception, without counting as a look at the result."""
+        return self._exception
+
     def unwrap(self) -> R:
         """Raise the handler's own exception."""
         self._observe()

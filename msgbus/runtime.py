@@ -7,19 +7,21 @@ context variables (request, trace, session) leak into another caller's events.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import sys
 import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, final
 
 import anyio.lowlevel
 from typing_extensions import TypeVarTuple
 
 from msgbus.errors import BusStateError
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -118,6 +120,8 @@ def finish_within(  # noqa: C901 (one small machine, in one piece)
         waiting = coroutine.send(None)
     except StopIteration as end:
         return cast("T", end.value)
+    import asyncio
+
     task = asyncio.current_task()
     if task is None:  # pragma: no cover (something that waits on asyncio has a task)
         raise BusStateError
@@ -175,6 +179,8 @@ async def run_together(function: Callable[[int], Awaitable[None]], number: int) 
             nursery.start_soon(run_from, 0)
         return
 
+    import asyncio
+
     async def run(place: int) -> None:
         await function(place)
 
@@ -219,6 +225,10 @@ class _AsyncioWaker:
 class _AsyncioRuntime:
     def __init__(self) -> None:
         self.thread_id = threading.get_ident()
+        # Not at the top: it is half of what importing the library would take.
+        import asyncio
+
+        self._asyncio = asyncio
         self._loop = asyncio.get_running_loop()
         # The loop itself holds tasks only weakly.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -236,15 +246,14 @@ class _AsyncioRuntime:
         return _AsyncioWaker(self._loop)
 
     async def checkpoint(self) -> None:
-        await asyncio.sleep(0)
+        await self._asyncio.sleep(0)
 
     def is_ending(self, error: BaseException) -> bool:
         # A handler that lets its own cancellation escape raises the same exception as
         # one that is cancelled from outside; only the task knows the difference.
-        task = asyncio.current_task()
-        return (
-            not isinstance(error, asyncio.CancelledError) or task is None or task.cancelling() > 0
-        )
+        task = self._asyncio.current_task()
+        is_cancel = isinstance(error, self._asyncio.CancelledError)
+        return not is_cancel or task is None or task.cancelling() > 0
 
     def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
         refuse_own_thread(self)
@@ -252,7 +261,7 @@ class _AsyncioRuntime:
         async def run() -> T:
             return await function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+        return self._asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         with suppress(RuntimeError):

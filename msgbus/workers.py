@@ -7,7 +7,7 @@ to do it sleeps; it is woken by the publish that brings it work.
 from __future__ import annotations
 
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 from msgbus.context import EventFrame, ListFrame, current_frame
 from msgbus.filters import passes
@@ -67,6 +67,8 @@ class Worker:
         queue = lane.queue
         items = queue.items
         counts = queue.counts
+        if len(counts.recent) >= FOLD_AT:
+            counts.fold()
         invoke = lane.invoke
         assert invoke is not None  # noqa: S101 (workers are made only after `open`)
         predicate = lane.registration.filter
@@ -111,10 +113,7 @@ class Worker:
             if lane.is_dead:
                 return
             ended = now()
-            recent = counts.recent
-            recent.append(ended - began)
-            if len(recent) >= FOLD_AT:
-                counts.fold()
+            counts.recent.append(ended - began)
             began = ended
 
     async def _pass_gate(self, gated: Gated) -> None:
@@ -161,9 +160,10 @@ class ListWorker(Worker):
                 await self._try_list(events)
         finally:
             self.in_hand = 0
-            for item in taken:
-                if isinstance(item, Gated):
-                    item.done()
+            if lane.queue.has_gated:
+                for item in taken:
+                    if type(item) is Gated:
+                        item.done()
         if events and not lane.is_dead:
             counts.lists += 1
             counts.recent.append(lane.host.clock.now() - began)
@@ -189,6 +189,12 @@ class ListWorker(Worker):
     async def _take_open(self, taken: list[Event | Gated]) -> bool:
         """Take events up to the first that is behind a gate; false if there is one."""
         queue = self._lane.queue
+        if not queue.has_gated and not self._lane.is_paused:
+            count = min(len(queue.items), queue.batch_size - len(taken))
+            taken += [queue.items.popleft() for _ in range(count)]
+            self.in_hand += count
+            queue.made_room()
+            return True
         while queue.items and len(taken) < queue.batch_size and not self._lane.is_paused:
             head = queue.items[0]
             gate = head.gate if type(head) is Gated else None
@@ -226,7 +232,9 @@ class ListWorker(Worker):
     async def _wanted(self, taken: list[Event | Gated]) -> list[Event]:
         """The events that the handler's own filter lets through."""
         lane = self._lane
-        events = [item.event if isinstance(item, Gated) else item for item in taken]
+        events = cast("list[Event]", taken)
+        if lane.queue.has_gated:
+            events = [item.event if type(item) is Gated else item for item in taken]
         predicate = lane.registration.filter
         if predicate is None:
             return events

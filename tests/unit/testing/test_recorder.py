@@ -644,6 +644,7 @@ async def test_the_end_of_the_block_waits_for_what_is_queued() -> None:
     async with record(bus) as recorder:
         await recorder.publish_many(OrderPlaced() for _ in range(500))
 
+    assert len(recorder.published()) == 500
     assert len(recorder.handled()) == 500
 
 
