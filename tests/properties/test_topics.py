@@ -90,7 +90,7 @@ def test_a_router_answers_as_a_plain_list_would(steps: list[tuple[str, object, i
 
 
 def test_many_patterns_at_once_agree_with_each_alone() -> None:
-    for seed in range(20):
+    for seed in range(3):
         pairs = list(random_pairs(300, seed))
         router = PatternRouter()
         for pattern, _, _ in pairs:
