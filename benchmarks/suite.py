@@ -15,6 +15,7 @@ from benchmarks import (
     memory,
     parts,
     peers,
+    topics,
 )
 from benchmarks.rows import Row
 
@@ -28,6 +29,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *creation.ROWS,
     *memory.ROWS,
     *growth.ROWS,
+    *topics.ROWS,
     *imports.ROWS,
 )
 

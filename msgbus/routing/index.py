@@ -94,16 +94,24 @@ class _Node:
         self.globs = self.globs or _Globs()
         return self.globs.step(segment)
 
-    def after(self, segment: str) -> Iterator[_Node]:
-        """The nodes that one segment of a topic leads to."""
+    def reach(self, found: dict[_Node, None]) -> None:
+        """Note that patterns may go on from here, and behind each `**` that takes nothing."""
+        node: _Node | None = self
+        while node is not None:
+            found[node] = None
+            node = node.many
+
+    def advance(self, segment: str, found: dict[_Node, None]) -> None:
+        """Note the nodes that one segment of a topic leads to."""
         if self.is_many:
-            yield self
+            found[self] = None
         if (node := self.texts.get(segment)) is not None:
-            yield node
+            node.reach(found)
         if self.one is not None:
-            yield self.one
+            self.one.reach(found)
         if self.globs is not None:
-            yield from self.globs.after(segment)
+            for node in self.globs.after(segment):
+                node.reach(found)
 
 
 @final
@@ -150,20 +158,13 @@ class RouteIndex:
         All places that are still possible are kept together, each once, so that many `**`
         in many patterns do not multiply.
         """
-        here = _with_none_taken([self._root])
+        here: dict[_Node, None] = {}
+        self._root.reach(here)
         for segment in segments:
-            here = _with_none_taken(after for node in here for after in node.after(segment))
-            if not here:
-                break
+            found: dict[_Node, None] = {}
+            for node in here:
+                node.advance(segment, found)
+            if not found:
+                return ()
+            here = found
         return here
-
-
-def _with_none_taken(nodes: Iterable[_Node]) -> dict[_Node, None]:
-    """Each node once, and those behind it whose `**` takes no segment."""
-    found: dict[_Node, None] = {}
-    for node in nodes:
-        one: _Node | None = node
-        while one is not None:
-            found[one] = None
-            one = one.many
-    return found

@@ -143,6 +143,8 @@ def check_topic(topic: str) -> None:
     Raises:
         InvalidTopicError: It is not; the error shows the position of the fault.
     """
+    if type(topic) is str and is_topic(topic):
+        return
     _check_text(topic, what="topic")
     position = 0
     for segment in topic.split("."):
