@@ -39,13 +39,14 @@ async def publish_onward(
         except Exception as error:
             failures.append((topic, redact_exception(error), "PUBLISH_FAILED"))
             continue
-        refusal = _refusal(answer)
+        refusal = refusal_of(answer)
         if refusal is not None:
             failures.append((topic, refusal, "PUBLISH_FAILED"))
     return failures
 
 
-def _refusal(answer: object) -> str | None:
+def refusal_of(answer: object) -> str | None:
+    """Why a publisher's answer means that nothing was published; `None` if it was."""
     if isinstance(answer, DispatchResult) and answer.is_error():
         return f"{answer.status.value}: {answer.error_message or 'no reason given'}"
     if isinstance(answer, PublishReceipt) and not answer.accepted:
