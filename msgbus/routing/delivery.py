@@ -37,7 +37,7 @@ LATER: Final = AnswersLater()
 
 def size_of(payload: object) -> int:
     """How many bytes a payload has on the wire: as it is, or as JSON."""
-    if isinstance(payload, bytes | bytearray | memoryview):
+    if isinstance(payload, bytes | bytearray):
         return len(payload)
     if isinstance(payload, str):
         return len(payload.encode(errors="surrogatepass"))

@@ -116,7 +116,7 @@ class MessageDispatchEngine:
             ConfigurationError: A setting is wrong.
         """
         function = _function(dispatcher_id, dispatcher)
-        if not isinstance(category, MessageCategory):
+        if category not in MessageCategory.__members__.values():  # a text, in untyped code
             message = f"category={category!r} of {dispatcher_id!r} is not a MessageCategory."
             raise ConfigurationError(message)
         seconds = self._timeout if timeout is None else timeout

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Final, final
 
@@ -31,17 +30,26 @@ class SegmentKind(Enum):
 
 
 @final
-@dataclass(frozen=True, slots=True)
 class Segment:
     """One segment of a pattern, ready to be compared."""
 
-    kind: SegmentKind
-    source: str
-    """As it was written."""
-    text: str = ""
-    """What a segment of plain text must be equal to; a glob's plain beginning."""
-    fits: Callable[[str], object] | None = None
-    """For a glob: whether a segment fits."""
+    # No dataclass: `import msgbus` would pay for making it.
+    __slots__ = ("fits", "kind", "source", "text")
+
+    def __init__(
+        self,
+        kind: SegmentKind,
+        source: str,
+        text: str = "",
+        fits: Callable[[str], object] | None = None,
+    ) -> None:
+        self.kind: Final = kind
+        self.source: Final = source
+        """As it was written."""
+        self.text: Final = text
+        """What a segment of plain text must be equal to; a glob's plain beginning."""
+        self.fits: Final = fits
+        """For a glob: whether a segment fits."""
 
     def takes(self, segment: str) -> bool:
         """Whether it matches this one segment of a topic, folded if the pattern is."""

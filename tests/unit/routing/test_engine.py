@@ -587,7 +587,7 @@ async def test_threads_for_sync_dispatchers_are_bounded() -> None:
     assert engine.get_structured_metrics().successful_dispatches == 8
 
 
-@pytest.mark.parametrize("kind", ["partial", "object", "lambda"])
+@pytest.mark.parametrize("kind", ["partial", "object", "sync way to a coroutine"])
 async def test_whatever_can_be_called_may_be_a_dispatcher(kind: str) -> None:
     log = Log()
     inner = log.named("inner")
@@ -599,10 +599,13 @@ async def test_whatever_can_be_called_may_be_a_dispatcher(kind: str) -> None:
     async def with_option(option: int, envelope: EventEnvelope[Any]) -> None:
         log.ran.append("inner")
 
+    def sync(envelope: EventEnvelope[Any]) -> Any:
+        return inner(envelope)
+
     kinds: dict[str, Any] = {
         "partial": functools.partial(with_option, 1),
         "object": Callable(),
-        "lambda": lambda envelope: inner(envelope),  # noqa: PLW0108 (a sync way to a coroutine)
+        "sync way to a coroutine": sync,
     }
     result = await engine_of({"d": kinds[kind]}).dispatch(TOPIC, PLACED)
 

@@ -41,7 +41,11 @@ def engine_of(outputs: list[str], publish: Any, **options: Any) -> MessageDispat
 
 async def test_outputs_are_published_in_order_with_the_payload() -> None:
     sent: list[tuple[str, EventEnvelope[Any]]] = []
-    engine = engine_of(["a.x", "b.y"], lambda topic, envelope: sent.append((topic, envelope)))
+
+    def publish(topic: str, envelope: EventEnvelope[Any]) -> None:
+        sent.append((topic, envelope))
+
+    engine = engine_of(["a.x", "b.y"], publish)
 
     result = await engine.dispatch(TOPIC, ENVELOPE)
 

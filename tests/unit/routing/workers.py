@@ -43,7 +43,11 @@ class Crew:
     """Three workers behind the name `crew`."""
 
     def __init__(
-        self, *, weights: tuple[int, ...] = (1, 1, 1), monitor: Any = None, **options: Any
+        self,
+        *,
+        weights: tuple[int, ...] = (1, 1, 1),
+        monitor: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         self.events: list[Any] = []
         self.endpoints = EndpointRegistry()
