@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 
 from msgbus.errors import DuplicateHandlerError
 from msgbus.messages import Message, SystemEvent, class_topic
 from msgbus.registrar import Registrar
 from msgbus.registrations import Registration
-from msgbus.routing.router import PatternRouter
-from msgbus.routing.routes import Route
 from msgbus.routing.topics import TopicPattern
+
+if TYPE_CHECKING:
+    from msgbus.routing.routes import Route
 
 
 @runtime_checkable
@@ -68,6 +69,9 @@ class _Topics:
     __slots__ = ("_registrations", "_router", "_routes")
 
     def __init__(self) -> None:
+        # Not at the top: a bus without topics does without the router.
+        from msgbus.routing.router import PatternRouter
+
         self._router = PatternRouter()
         self._registrations: dict[Route, Registration] = {}
         self._routes: dict[Registration, Route] = {}
