@@ -8,6 +8,7 @@ from typing import Final
 from benchmarks import (
     commands,
     creation,
+    dispatch,
     events,
     growth,
     imports,
@@ -30,6 +31,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *memory.ROWS,
     *growth.ROWS,
     *topics.ROWS,
+    *dispatch.ROWS,
     *imports.ROWS,
 )
 

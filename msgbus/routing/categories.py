@@ -21,6 +21,9 @@ class MessageCategory(Enum):
     PROJECTION = "projection"
     """A view, made from other messages."""
 
+    # Enum's own is written in Python, and a dispatch asks for it several times.
+    __hash__ = object.__hash__
+
     @classmethod
     def from_topic(cls, topic: str) -> MessageCategory | None:
         """The category that a segment of `topic` names, as `events` in `shop.events.v1`.

@@ -21,7 +21,9 @@ from msgbus.routing.balancing import Balancing, make_balancer
 from msgbus.routing.endpoints import Endpoint, EndpointRegistry
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.health import HealthMonitor, Passage
+from msgbus.runtime import LATE
 from msgbus.telemetry.redaction import redact_exception
+from msgbus.timeouts import in_time
 
 MAX_MESSAGE_SIZE: Final = 1024 * 1024
 MAX_DELIVERIES: Final = 1000
@@ -101,8 +103,12 @@ class EndpointPool:
             Exception: What the endpoint raised.
         """
         self.check_size(envelope)
+        return await self.deliver_checked(name, envelope)
+
+    async def deliver_checked(self, name: str, envelope: EventEnvelope[Any]) -> Any:
+        """As `deliver`, of a message whose size has been checked."""
         if self._places is None:
-            self._places = anyio.Semaphore(self.max_deliveries)
+            self._places = anyio.Semaphore(self.max_deliveries, fast_acquire=True)
         async with self._places:
             # Asked for only now: while this waited for its turn, endpoints may have changed.
             members = self.endpoints.members(name)
@@ -165,7 +171,12 @@ class EndpointPool:
     async def _send_in_time(
         self, endpoint: Endpoint, envelope: EventEnvelope[Any], seconds: float
     ) -> Any:
-        with self._clock.cancel_after(seconds):
+
+        async def send() -> Any:
             return await endpoint.send(envelope)
+
+        answer = await in_time(send(), seconds, self._clock)
+        if answer is not LATE:
+            return answer
         message = f"{endpoint.endpoint_id} did not take the message within {seconds:g} s."
         raise TimeoutError(message)

@@ -44,6 +44,9 @@ class DispatchStatus(Enum):
     SKIPPED = "skipped"
     """Left alone on purpose: by disabled routes, or by the dispatchers themselves."""
 
+    # Enum's own is written in Python, and a dispatch asks for it several times.
+    __hash__ = object.__hash__
+
     def is_successful(self) -> bool:
         """Whether everything went well."""
         return self is DispatchStatus.SUCCESS

@@ -227,6 +227,10 @@ class MessageDispatchEngine:
         self._counts.record(result.status, plan.category, elapsed, executions, began_at)
         return result
 
+    def dispatchers_for(self, topic: str, envelope: EventEnvelope[Any]) -> tuple[str, ...]:
+        """The ids of those who would get the message, in order of priority."""
+        return self._plan(topic, envelope).dispatcher_ids
+
     def route(self, topic: str, envelope: EventEnvelope[Any]) -> DispatchResult:
         """Who would get the message, without giving it to anybody: status `ROUTED`.
 
@@ -336,6 +340,7 @@ def _summarise(
 ) -> DispatchResult:
     done = [outcome for outcome in outcomes if outcome is not None]
     first = done[0]
+    is_plain = len(done) == 1 and first.status is DispatchStatus.SUCCESS
     result = DispatchResult(
         status=first.status,
         topic=topic,
@@ -344,12 +349,14 @@ def _summarise(
         message_category=plan.category,
         message_type=envelope.message_type,
         started_at=at,
-        outputs=[topic for outcome in done for topic in outcome.outputs],
+        outputs=(first.outputs if is_plain else [topic for one in done for topic in one.outputs]),
         outcomes=done,
         correlation_id=envelope.correlation_id,
         trace_id=envelope.trace_id,
         span_id=envelope.span_id,
     )
+    if is_plain:
+        return result
     failed = [outcome for outcome in done if outcome.status.is_error()]
     if failed or len(done) > 1:
         result.status = _status(done, failed)

@@ -20,7 +20,7 @@ from msgbus.errors import NoRouteError, RoutingError
 from msgbus.routing.balancing import Balancing
 from msgbus.routing.delivery import LATER, MAX_DELIVERIES, MAX_MESSAGE_SIZE, EndpointPool
 from msgbus.routing.endpoints import EndpointRegistry
-from msgbus.routing.envelope import EventEnvelope, MessageKind
+from msgbus.routing.envelope import EventEnvelope, MessageKind, new_id
 from msgbus.routing.health import HealthMonitor
 from msgbus.routing.onward import OutputPublisher, refusal_of
 from msgbus.routing.requests import CorrelationManager
@@ -156,7 +156,13 @@ class MessageRouter:
             RoutingError: It could not be delivered.
             Exception: What the endpoint raised, or answered.
         """
-        envelope = EventEnvelope(payload, topic=topic, kind=MessageKind.REQUEST, reply_to=reply_to)
+        envelope = EventEnvelope(
+            payload,
+            topic=topic,
+            kind=MessageKind.REQUEST,
+            correlation_id=new_id(),
+            reply_to=reply_to,
+        )
         return (await self.route_message(envelope, timeout=timeout)).reply
 
     async def route_message(
@@ -201,7 +207,7 @@ class MessageRouter:
             asked = envelope
             if envelope.correlation_id is None:
                 asked = replace(envelope, correlation_id=request_id)
-            answer = await self.pool.deliver(route.endpoint_id, asked)
+            answer = await self.pool.deliver_checked(route.endpoint_id, asked)
             if answer is not LATER:
                 self.correlations.reply(request_id, answer)
 

@@ -8,14 +8,15 @@ from typing import Any, cast, final
 
 from anyio.lowlevel import RunVar
 
-from msgbus.clock import Clock, SystemClock
+from msgbus.clock import Clock
 from msgbus.routing.dispatch import DispatchOutcome, DispatchResult, DispatchStatus
 from msgbus.routing.dispatchers import DispatcherEntry
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.topics import is_topic
-from msgbus.runtime import LATE, current_runtime, finish_within, is_on_trio, run_together
+from msgbus.runtime import LATE, current_runtime, run_together
 from msgbus.telemetry.redaction import redact, redact_exception
 from msgbus.threads import ThreadPool
+from msgbus.timeouts import in_time
 
 
 @final
@@ -39,7 +40,6 @@ class FanOut:
 
     def __init__(self, clock: Clock, max_threads: int) -> None:
         self._clock = clock
-        self._is_real = isinstance(clock, SystemClock)
         self._now: Callable[[], float] = clock.now
         self._max_threads = max_threads
         self._threads: RunVar[ThreadPool] = RunVar("msgbus_dispatch_threads")
@@ -72,12 +72,8 @@ class FanOut:
             )
             if entry.timeout is None:
                 output = await call
-            elif self._is_real and not is_on_trio():
-                output = await finish_within(call, entry.timeout)
             else:
-                output = LATE
-                with self._clock.cancel_after(entry.timeout):
-                    output = await call
+                output = await in_time(call, entry.timeout, self._clock)
             if output is LATE:
                 _be_late(outcome, entry)
             elif output is not None:

@@ -21,7 +21,15 @@ Key: TypeAlias = tuple[str, MessageCategory | None, str]
 class Plan:
     """What to do with messages of one topic, category and type."""
 
-    __slots__ = ("category", "counts", "error_code", "error_message", "status", "steps")
+    __slots__ = (
+        "category",
+        "counts",
+        "dispatcher_ids",
+        "error_code",
+        "error_message",
+        "status",
+        "steps",
+    )
 
     def __init__(
         self,
@@ -35,6 +43,7 @@ class Plan:
         self.category = category
         self.steps = tuple(steps)
         self.counts: tuple[DispatcherCounts, ...] = tuple(step.entry.counts for step in steps)
+        self.dispatcher_ids = tuple(step.entry.dispatcher_id for step in steps)
         self.status = status
         """What a dispatch ends with if there are no steps."""
         self.error_message = error_message

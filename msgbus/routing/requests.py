@@ -19,6 +19,7 @@ from msgbus.errors import DuplicateRequestError, RequestCancelledError, RequestT
 from msgbus.messages import Command
 from msgbus.routing.envelope import Id, new_id
 from msgbus.runtime import Runtime, Waker, current_runtime
+from msgbus.timeouts import in_time
 
 Send: TypeAlias = Callable[[str], Any]
 """Sends a request of this correlation id on its way; sync or async."""
@@ -58,27 +59,35 @@ class CorrelationStats:
 class _Slot:
     """One open request and the task that waits for its answer."""
 
-    __slots__ = ("end", "runtime", "value", "waker")
+    __slots__ = ("_waiter", "end", "value")
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        self.waker: Waker = runtime.waker()
+    def __init__(self) -> None:
+        self._waiter: tuple[Runtime, Waker] | None = None
         self.end: RequestEnd | None = None
         self.value: Any = None
 
     def finish(self, end: RequestEnd, value: Any) -> None:
         """End it and wake the one who waits; from any thread."""
         self.value = value
-        self.end = end  # last: who sees it reads the value
-        if threading.get_ident() == self.runtime.thread_id:
-            self.waker.wake()
+        self.end = end  # after the value, and before looking who waits
+        if self._waiter is None:
+            return
+        runtime, waker = self._waiter
+        if threading.get_ident() == runtime.thread_id:
+            waker.wake()
         else:
-            self.runtime.call_soon(self.waker.wake)
+            runtime.call_soon(waker.wake)
 
     async def wait(self) -> None:
         """Return once it has ended."""
+        if self.end is not None:
+            return
+        runtime = current_runtime()
+        waker = runtime.waker()
+        # Said before looking again: who ends it now either is seen here or sees this.
+        self._waiter = (runtime, waker)
         while self.end is None:
-            await self.waker.wait()
+            await waker.wait()
 
     def unpack(self) -> Any:
         """The reply, or raise what came instead of it."""
@@ -151,11 +160,7 @@ class CorrelationManager:
         seconds = self.timeout if timeout is None else timeout
         slot = self._begin(request_id)
         try:
-            with self._clock.cancel_after(seconds):
-                sending = send(request_id)
-                if inspect.isawaitable(sending):
-                    await sending
-                await slot.wait()
+            await in_time(_exchange(send, request_id, slot), seconds, self._clock)
         except Exception as error:
             if self._claim(request_id, RequestEnd.ERROR) is not None:
                 raise
@@ -170,7 +175,7 @@ class CorrelationManager:
         return slot.unpack()
 
     def _begin(self, request_id: str) -> _Slot:
-        slot = _Slot(current_runtime())
+        slot = _Slot()
         with self._lock:
             if request_id in self._open:
                 message = (
@@ -256,6 +261,13 @@ class CorrelationManager:
                 duplicate=self._duplicate,
                 unknown=self._unknown,
             )
+
+
+async def _exchange(send: Send, request_id: str, slot: _Slot) -> None:
+    sending = send(request_id)
+    if inspect.isawaitable(sending):
+        await sending
+    await slot.wait()
 
 
 class RequestTransport(Protocol):

@@ -255,6 +255,8 @@ async def test_routing_alone_says_who_would_get_it_and_runs_nobody() -> None:
     assert [outcome.dispatcher_id for outcome in result.outcomes] == ["a", "b"]
     assert log.ran == []
     assert engine.get_structured_metrics().total_dispatches == 0
+    assert engine.dispatchers_for(TOPIC, PLACED) == ("a", "b")
+    assert engine.dispatchers_for("bank.x", PLACED) == ()
     assert engine.route("bank.x", PLACED).status is DispatchStatus.NO_DISPATCHER
 
 
