@@ -73,6 +73,15 @@ def test_a_star_that_takes_nothing_is_shown() -> None:
     assert match.how == "** = nothing, a = A, ** = b, a = A."
 
 
+def test_where_there_is_a_choice_the_first_star_takes_little() -> None:
+    made = PatternRouter()
+    made.register_route("a.**.b.**", "x")
+
+    (match,) = made.explain("a.b.c.b").matches
+
+    assert match.how == "a = a, ** = nothing, b = b, ** = c.b."
+
+
 def test_the_text_is_for_people() -> None:
     assert str(router().explain("shop.returns")) == (
         "'shop.returns' matches 3 of 5 routes.\n"
