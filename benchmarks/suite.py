@@ -13,6 +13,7 @@ from benchmarks import (
     growth,
     imports,
     latency,
+    letters,
     memory,
     parts,
     peers,
@@ -32,6 +33,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *growth.ROWS,
     *topics.ROWS,
     *dispatch.ROWS,
+    *letters.ROWS,
     *imports.ROWS,
 )
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from msgbus.lanes import Lane
+
 E = TypeVar("E", bound=Event)
 
 
@@ -95,7 +97,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         )
         self._open_command_side()
         self._open_event_side()
-        self._keeper = Keeper(f"bus {self._core.config.name}")
+        self._keeper = self._make_keeper()
         self._report: DrainReport | None = None
         self._stopped = anyio.Event()
         for one in middleware:
@@ -179,7 +181,12 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         """Let only events through that pass this filter too."""
         self._filters.append(filter)
 
-    def assemble(self, registration: Registration, call: Call) -> Call:
+    def assemble(
+        self,
+        registration: Registration,
+        call: Call,
+        session: BusSession | None = None,  # noqa: ARG002 (the owner, for subclasses)
+    ) -> Call:
         """Put a bound handler inside everything that belongs around it.
 
         One stated order, outermost first: middleware per message, the handler's timeout,
@@ -188,6 +195,13 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         core = self._core
         call = core.limit_time(registration, core.wrap(registration, call, "attempt"))
         return core.wrap(registration, call, "message")
+
+    def is_retried(self, registration: Registration) -> bool:  # noqa: ARG002 (for subclasses)
+        """Whether what is around a handler tries again by itself."""
+        return False
+
+    def event_failed(self, lane: Lane, event: Event, error: BaseException) -> None:
+        """For subclasses: a handler has failed on `event` for good, and it was told of."""
 
     # -- scopes and views --------------------------------------------------------------------
 
@@ -247,7 +261,9 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         try:
             await core.providers.open(runtime, self._keeper)
         except BaseException:
-            await self._keeper.close()
+            core.providers.forget()
+            keeper, self._keeper = self._keeper, self._make_keeper()
+            await keeper.close()
             raise
         core.runtime = runtime
         core.phase = Phase.RUNNING
@@ -281,13 +297,20 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         finally:
             # Also when this call is cancelled: then at once, and the next call reports it.
             self._report = end(core, self._schedule.hand_back())
-        try:
-            await workers_gone(core)
-            for failure in await self._keeper.close():
-                log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
-        finally:
-            self._stopped.set()
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._close_down()
+            finally:
+                self._stopped.set()
         return self._report
+
+    def _make_keeper(self) -> Keeper:
+        return Keeper(f"bus {self.config.name}")
+
+    async def _close_down(self) -> None:
+        await workers_gone(self._core)
+        for failure in await self._keeper.close():
+            log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
 
     async def settled(self, timeout: float | None = None) -> None:
         """Wait until no handler of this bus has anything left to do.

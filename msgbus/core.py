@@ -184,6 +184,7 @@ class BusCore(Quiescence):
                 self.ledger.lane(registration.name, registration.target_name),
             )
             lane = Lane(self, registration, queue, session_id)
+            lane.is_retried = self.bus.is_retried(registration)
             if self.runtime is not None:
                 lane.open(self.chain(registration, own))
             self.lanes[registration, session_id] = lane
@@ -200,7 +201,7 @@ class BusCore(Quiescence):
             inline=registration.inline,
             threads=self._threads,
         )
-        return self.bus.assemble(registration, call)
+        return self.bus.assemble(registration, call, session if owns else None)
 
     def wrap(self, registration: Registration, call: Call, per: str) -> Call:
         """`call` inside the middleware that runs per attempt, or per message."""
@@ -350,3 +351,4 @@ class BusCore(Quiescence):
                 error=text,
             ),
         )
+        self.bus.event_failed(lane, message, error)

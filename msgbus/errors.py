@@ -37,6 +37,12 @@ MsgBusError
 │  ├─ RequestCancelledError      it was called off
 │  └─ DuplicateRequestError      one of this correlation id is still open
 ├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
+├─ DeadLetterError               a dead letter cannot be used as asked
+│  ├─ LetterNotFoundError        no letter has this id (LookupError)
+│  ├─ LetterStateError           the letter is not dead, so this cannot be done to it
+│  ├─ LetterEditError            the changed message would not be valid; `.fields` (ValueError)
+│  ├─ StoredMessageError         a stored message cannot become a message again
+│  └─ DeadLetterStoreError       the store cannot be opened, read or written
 └─ Refusal                       base for expected business answers; yours to subclass
 ```
 
@@ -344,6 +350,52 @@ class SettleTimeoutError(MsgBusError, TimeoutError):
         super().__init__(
             f"Not settled after {seconds:g} s. Still at work: {', '.join(busy) or 'nothing known'}."
         )
+
+
+class DeadLetterError(MsgBusError):
+    """A dead letter cannot be used as asked."""
+
+
+class LetterNotFoundError(DeadLetterError, LookupError):
+    """No dead letter has this id."""
+
+    def __init__(self, letter_id: str) -> None:
+        self.letter_id = letter_id
+        super().__init__(
+            f"There is no dead letter {letter_id!r}. It may have made room for newer ones; "
+            f"dead_letters.find(status=None) lists all there are."
+        )
+
+
+class LetterStateError(DeadLetterError):
+    """The letter is not dead (any more), so this cannot be done to it."""
+
+    def __init__(self, letter_id: str, *, status: str, wanted: str) -> None:
+        self.letter_id = letter_id
+        self.status = status
+        super().__init__(f"Dead letter {letter_id} cannot be {wanted}: it is {status}.")
+
+
+class LetterEditError(DeadLetterError, ValueError):
+    """The changed message would not be valid; `fields` names what is wrong."""
+
+    def __init__(self, message: str, *, fields: Sequence[str] = ()) -> None:
+        self.fields = tuple(fields)
+        super().__init__(message)
+
+
+class StoredMessageError(DeadLetterError):
+    """A stored message cannot become a message again; its payload stays readable."""
+
+    def __init__(self, message_type: str, letter_id: str, problem: str) -> None:
+        self.message_type = message_type
+        self.letter_id = letter_id
+        text = f"The message {message_type} of letter {letter_id} cannot be used: {problem}"
+        super().__init__(text)
+
+
+class DeadLetterStoreError(DeadLetterError):
+    """The store of dead letters cannot be opened, read or written."""
 
 
 class Refusal(MsgBusError):  # noqa: N818 (an answer, not an error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping
 from datetime import UTC, datetime
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import anyio.lowlevel
@@ -229,6 +230,9 @@ class EventSide:
                 message = "at= must know its time zone: datetime(..., tzinfo=UTC)."
                 raise ValueError(message)
             delay = at.astimezone(UTC).timestamp() - self._core.clock.time()
+        elif delay is not None and not isfinite(delay):
+            message = f"delay must be a number of seconds, not {delay}."
+            raise ValueError(message)
         cancel = self._schedule.add(event, max(delay or 0.0, 0.0))
         return PublishReceipt(PublishStatus.ACCEPTED, handlers=plan.receipt.handlers, cancel=cancel)
 

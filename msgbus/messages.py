@@ -245,12 +245,16 @@ def _wrong_type(wanted: str, given: object) -> WrongMessageTypeError:
     return WrongMessageTypeError(f"{wanted}, not {shown}.{hint}")
 
 
+def first_message(handled: object) -> Message:
+    """The message, or the first in a list of them."""
+    if isinstance(handled, list):
+        return cast("list[Message]", handled)[0]
+    return cast("Message", handled)
+
+
 def message_type_of(handled: object) -> type[Message]:
     """The class of a message, or of the first in a list of them."""
-    first: object = handled
-    if isinstance(handled, list):
-        first = cast("list[object]", handled)[0]
-    return cast("type[Message]", type(first))
+    return type(first_message(handled))
 
 
 def class_topic(message_type: type[Message]) -> str:

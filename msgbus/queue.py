@@ -57,19 +57,36 @@ class Gate:
 
 @final
 class Gated:
-    """An event whose handlers have different priorities, in one handler's queue."""
+    """An event in one handler's queue, with somebody who waits for its end.
 
-    __slots__ = ("_later", "event", "gate")
+    Those are handlers of lower priority, behind their gates, or one who sent the event to
+    this handler alone and wants to know what became of it.
+    """
 
-    def __init__(self, event: Event, gate: Gate | None, later: tuple[Gate, ...]) -> None:
+    __slots__ = ("_later", "_report", "error", "event", "gate", "is_handled")
+
+    def __init__(
+        self,
+        event: Event,
+        gate: Gate | None,
+        later: tuple[Gate, ...],
+        report: Callable[[Gated], None] | None = None,
+    ) -> None:
         self.event = event
         self.gate = gate
         self._later = later
+        self._report = report
+        self.is_handled = False
+        """Whether the handler succeeded, or did not want it."""
+        self.error: BaseException | None = None
+        """What it failed with."""
 
     def done(self) -> None:
         """This handler is done with it: success, failure, timeout and drop alike."""
         for gate in self._later:
             gate.one_done()
+        if self._report is not None:
+            self._report(self)
 
 
 class BoundedEventQueue:

@@ -90,6 +90,17 @@ def current_runtime() -> Runtime:
     return _AsyncioRuntime()
 
 
+# Any other exception, whatever its base class, is a handler's own affair.
+_PROGRAM_ENDS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+def _contains(error: BaseException, *kinds: type[BaseException]) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return group.subgroup(kinds) is not None
+    return isinstance(error, kinds)
+
+
 def is_on_trio() -> bool:
     """Whether the caller runs on trio."""
     if "trio" not in sys.modules:
@@ -246,11 +257,12 @@ class _AsyncioRuntime:
         await self._asyncio.sleep(0)
 
     def is_ending(self, error: BaseException) -> bool:
+        if not _contains(error, self._asyncio.CancelledError):
+            return _contains(error, *_PROGRAM_ENDS)
         # A handler that lets its own cancellation escape raises the same exception as
         # one that is cancelled from outside; only the task knows the difference.
         task = self._asyncio.current_task()
-        is_cancel = isinstance(error, self._asyncio.CancelledError)
-        return not is_cancel or task is None or task.cancelling() > 0
+        return task is None or task.cancelling() > 0
 
     def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
         refuse_own_thread(self)
@@ -301,7 +313,15 @@ class _TrioRuntime:
 
         async def run() -> None:
             with scope:
-                await function(*args)
+                try:
+                    await function(*args)
+                except BaseExceptionGroup as group:
+                    # A handler's tasks were cancelled and failed to clean up. Anything but
+                    # the cancellation would end the whole program here.
+                    cancelled = group.subgroup(trio.Cancelled)
+                    if cancelled is None or _contains(group, *_PROGRAM_ENDS):
+                        raise
+                    raise cancelled from None
 
         trio.lowlevel.spawn_system_task(run, name=name, context=contextvars.Context())
         return scope
@@ -315,10 +335,11 @@ class _TrioRuntime:
     def is_ending(self, error: BaseException) -> bool:
         import trio
 
+        if not _contains(error, trio.Cancelled):
+            return _contains(error, *_PROGRAM_ENDS)
         # A handler may keep a Cancelled of a scope of its own and raise it later. Only if a
         # scope around this task is cancelled, the task itself is to end.
-        is_cancel = isinstance(error, trio.Cancelled)
-        return not is_cancel or trio.current_effective_deadline() == float("-inf")
+        return trio.current_effective_deadline() == float("-inf")
 
     def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
         import trio

@@ -67,6 +67,8 @@ class BusSession(Registrar[Subscription]):
         self._topics = TopicPlans()
         self._keeper = Keeper(f"session {self.session_id}")
         self._kept: dict[Provider, Any] = {}
+        self.attachments: dict[Registration, Any] = {}
+        """For the bus: what goes with each of its handlers, and with the session."""
         self._keeping: anyio.Lock | None = None
 
     @property
@@ -111,20 +113,30 @@ class BusSession(Registrar[Subscription]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Shielded: a job that is cancelled must still give its handlers back.
-        with anyio.CancelScope(shield=True):
-            await self.close(error=error)
+        await self.close(error=error)
 
     async def close(self, *, error: BaseException | None = None) -> None:
         """Empty its queues, then take its handlers away; a second call does nothing."""
         if self._phase in ("closing", "closed"):
             return
         self._phase = "closing"
+        # Shielded: a job that is cancelled must still give its handlers back.
+        with anyio.CancelScope(shield=True):
+            await self._close(error)
+
+    async def _close(self, error: BaseException | None) -> None:
         abandoned = await self._core.retire(
             self._lanes(), self._core.config.session_timeout, self._unregister
         )
         self._phase = "closed"
         self._own.clear()
+        if abandoned:
+            log.warning(
+                "session_ended_with_leftovers",
+                bus=self._core.config.name,
+                session_id=self.session_id,
+                abandoned=abandoned,
+            )
         for failure in await self._keeper.close():
             log.error(
                 "session_resource_failed",
@@ -272,8 +284,11 @@ class BusSession(Registrar[Subscription]):
         Raises:
             SettleTimeoutError: Something still runs after `timeout`; it is named.
             InsideHandlerError: Called inside a handler, which would wait for itself.
+            BusNotStartedError: Events are queued, but the bus was never started.
         """
         self._core.refuse_inside_handler("session.settled()")
+        if self._core.busy(self._lanes(), commands=False):
+            self._core.require_runtime()
         await self._core.settle(self._lanes, timeout, commands=False)
 
     def __repr__(self) -> str:

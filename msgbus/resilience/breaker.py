@@ -30,7 +30,7 @@ import anyio
 from msgbus.clock import Clock, SystemClock
 from msgbus.errors import CircuitOpenError, Refusal
 from msgbus.resilience.policies import CircuitBreakerConfig
-from msgbus.resilience.window import make_window
+from msgbus.resilience.window import Streak, make_window
 from msgbus.results import FailedResult
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -165,15 +165,12 @@ class CircuitBreaker:
         self._changed: anyio.Event | None = None
         self.is_closed = True
         """The one thing that the hot path asks."""
-        self.is_simple = self._counts_streaks and self.config.slow_call is None
-        """Whether a success in a closed circuit matters only after a failure."""
+        streak = self._window if isinstance(self._window, Streak) else None
+        self.streak = streak if self.config.slow_call is None else None
+        """For the hot path, where a success in a closed circuit matters only after a failure;
+        `None` where every call has to be told."""
         self.generation = 0
         """Grows with every change of state."""
-
-    @property
-    def _counts_streaks(self) -> bool:
-        config = self.config
-        return config.window is None and config.window_calls is None and config.failure_rate is None
 
     @property
     def state(self) -> CircuitState:

@@ -137,3 +137,15 @@ class CircuitBreakerConfig(BaseModel):
             )
             raise ValueError(message)
         return self
+
+
+class RateLimit(BaseModel):
+    """So many calls per second; a token is taken before the call begins."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    per_second: float = Field(gt=0)
+    """Calls per second, in the long run."""
+
+    burst: float | None = Field(default=None, ge=1)
+    """Calls at once after a quiet time; one second's worth unless given."""
