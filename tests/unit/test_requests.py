@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from msgbus import BusClosedError, Command, Context, Event, MessageBus
 from msgbus.clock import VirtualClock
 from msgbus.errors import (
+    HandlerTimeoutError,
     MissingHandlerError,
     NoReplierError,
     RequestTimeoutError,
@@ -90,6 +92,23 @@ async def test_a_request_runs_out_of_time_and_its_handler_is_cancelled() -> None
 
     assert ended[2:] == ["handler", "request of None"]
     assert bus.correlations.stats().timed_out == 2
+
+
+async def test_real_time_runs_out_too_for_a_request_and_for_a_command() -> None:
+    async with MessageBus() as bus:
+
+        @bus.handles(Price)
+        async def price(command: Price) -> int:
+            await anyio.sleep_forever()
+            return 0
+
+        with pytest.raises(RequestTimeoutError):
+            await bus.request(Price(), timeout=0.001)
+        with pytest.raises(HandlerTimeoutError):
+            await bus.call(Price(), timeout=0.001)
+        await anyio.lowlevel.checkpoint()  # no cancellation is left behind
+
+    assert bus.correlations.pending == 0
 
 
 async def test_a_request_inside_a_handler_ends_by_that_handlers_deadline() -> None:
