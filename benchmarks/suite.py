@@ -8,14 +8,17 @@ from typing import Final
 from benchmarks import (
     commands,
     creation,
+    dispatch,
     events,
     growth,
     imports,
     journal,
     latency,
+    letters,
     memory,
     parts,
     peers,
+    topics,
 )
 from benchmarks.rows import Row
 
@@ -29,6 +32,9 @@ ROWS: Final[tuple[Row, ...]] = (
     *creation.ROWS,
     *memory.ROWS,
     *growth.ROWS,
+    *topics.ROWS,
+    *dispatch.ROWS,
+    *letters.ROWS,
     *journal.ROWS,
     *imports.ROWS,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
 
@@ -26,6 +26,7 @@ from msgbus.receipts import DrainReport
 from msgbus.registrar import Registrar
 from msgbus.registrations import Registration
 from msgbus.registry import HandlerRegistry, IRegistry
+from msgbus.requests import RequestSide
 from msgbus.runtime import current_runtime
 from msgbus.session import BusSession
 from msgbus.shutdown import drain, end, workers_gone
@@ -33,17 +34,19 @@ from msgbus.snapshot import snapshot
 from msgbus.streams import EventStream
 from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import log
-from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.redaction import redact_exception, warm_up
 from msgbus.telemetry.stats import BusStats
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from msgbus.lanes import Lane
+
 E = TypeVar("E", bound=Event)
 
 
-class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
+class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
     """Commands to their one handler, events to all of theirs.
 
     ```python
@@ -94,7 +97,7 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         )
         self._open_command_side()
         self._open_event_side()
-        self._keeper = Keeper(f"bus {self._core.config.name}")
+        self._keeper = self._make_keeper()
         self._report: DrainReport | None = None
         self._stopped = anyio.Event()
         for one in middleware:
@@ -178,7 +181,12 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         """Let only events through that pass this filter too."""
         self._filters.append(filter)
 
-    def assemble(self, registration: Registration, call: Call) -> Call:
+    def assemble(
+        self,
+        registration: Registration,
+        call: Call,
+        session: BusSession | None = None,  # noqa: ARG002 (the owner, for subclasses)
+    ) -> Call:
         """Put a bound handler inside everything that belongs around it.
 
         One stated order, outermost first: middleware per message, the handler's timeout,
@@ -187,6 +195,13 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         core = self._core
         call = core.limit_time(registration, core.wrap(registration, call, "attempt"))
         return core.wrap(registration, call, "message")
+
+    def is_retried(self, registration: Registration) -> bool:  # noqa: ARG002 (for subclasses)
+        """Whether what is around a handler tries again by itself."""
+        return False
+
+    def event_failed(self, lane: Lane, event: Event, error: BaseException) -> None:
+        """For subclasses: a handler has failed on `event` for good, and it was told of."""
 
     # -- scopes and views --------------------------------------------------------------------
 
@@ -203,8 +218,15 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
             self._core, session_id, registries=registries, provide=provide, headers=headers
         )
 
-    def stream(self, event_type: type[E], *, buffer: int = 1000) -> EventStream[E]:
-        """Events as an iterator: `async with bus.stream(OrderPlaced) as events:`."""
+    @overload
+    def stream(self, event_type: type[E], *, buffer: int = 1000) -> EventStream[E]: ...
+    @overload
+    def stream(self, event_type: str, *, buffer: int = 1000) -> EventStream[Event]: ...
+    def stream(self, event_type: Any, *, buffer: int = 1000) -> EventStream[Any]:
+        """Events as an iterator: `async with bus.stream(OrderPlaced) as events:`.
+
+        Of a class and its subclasses, or of topics: `bus.stream("shop.**")`.
+        """
         if buffer < 1:
             message = f"buffer must be at least 1, not {buffer}."
             raise ValueError(message)
@@ -234,11 +256,14 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         faults = self.check()
         if faults:
             raise ConfigurationError(faults=faults)
+        warm_up()
         runtime = current_runtime()
         try:
             await core.providers.open(runtime, self._keeper)
         except BaseException:
-            await self._keeper.close()
+            core.providers.forget()
+            keeper, self._keeper = self._keeper, self._make_keeper()
+            await keeper.close()
             raise
         core.runtime = runtime
         core.phase = Phase.RUNNING
@@ -272,13 +297,20 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
         finally:
             # Also when this call is cancelled: then at once, and the next call reports it.
             self._report = end(core, self._schedule.hand_back())
-        try:
-            await workers_gone(core)
-            for failure in await self._keeper.close():
-                log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
-        finally:
-            self._stopped.set()
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._close_down()
+            finally:
+                self._stopped.set()
         return self._report
+
+    def _make_keeper(self) -> Keeper:
+        return Keeper(f"bus {self.config.name}")
+
+    async def _close_down(self) -> None:
+        await workers_gone(self._core)
+        for failure in await self._keeper.close():
+            log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
 
     async def settled(self, timeout: float | None = None) -> None:
         """Wait until no handler of this bus has anything left to do.

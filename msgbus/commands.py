@@ -98,9 +98,7 @@ class CommandSide:
         except Exception as error:
             elapsed = now() - began
             counts.failed += 1
-            frame = FailedResult(
-                frame, error, redact_exception(error), elapsed, self._report_unobserved
-            )
+            frame = self._failed(frame, error, elapsed)
         except BaseException:
             elapsed = now() - began
             counts.cancelled += 1
@@ -139,6 +137,10 @@ class CommandSide:
             deadline = now + timeout if deadline is None else min(deadline, now + timeout)
             timeout = deadline - now
         return plan, NestedResult(command, plan, deadline, outer), timeout
+
+    def _failed(self, frame: CommandResult[R], error: Exception, elapsed: float) -> FailedResult[R]:
+        """The result of a command that failed for good."""
+        return FailedResult(frame, error, redact_exception(error), elapsed, self._report_unobserved)
 
     def _report_unobserved(self, result: FailedResult[Any]) -> None:
         log.error(

@@ -23,6 +23,7 @@ from msgbus.messages import (
     metadata_of,
     peek,
     require_event,
+    topic_of,
 )
 from msgbus.metadata import Metadata, Root
 
@@ -53,10 +54,15 @@ class Frame:
     """Clock time by which it must be done."""
     on_lane: bool = False
     """Whether a lane is somewhere above: then a publish must never wait."""
-    attempt: int = 1
-    """1 for the first try."""
+    first_attempt: int = 1
+    """The number of the first try in this frame; more in a list that is tried again."""
     parent: Frame | None = None
     """The frame this one was called from."""
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first try. Only what fails is tried again, so that is kept in the context."""
+        return self.first_attempt if self.context is None else self.context.attempt
 
 
 @final
@@ -71,7 +77,7 @@ class EventFrame(Frame):
 class ListFrame(Frame):
     """A list of events on a lane."""
 
-    __slots__ = ("attempt", "events")
+    __slots__ = ("events", "first_attempt")
     on_lane = True
 
     def __init__(self, events: list[Event], owner: Any, attempt: int) -> None:
@@ -79,7 +85,7 @@ class ListFrame(Frame):
         self.events = events
         self.owner = owner
         self.context = None
-        self.attempt = attempt
+        self.first_attempt = attempt
 
 
 @final
@@ -149,10 +155,14 @@ def fix_in_frame(
 class Context:
     """One handling of one message. Ask for it with a parameter annotated `Context`."""
 
-    __slots__ = ("_frame", "emitted", "outgoing")
+    __slots__ = ("_frame", "attempt", "emitted", "outgoing", "trouble")
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
+        self.attempt = frame.first_attempt
+        """1 on the first try, more on a retry; counted before the handler is called."""
+        self.trouble: Any = None
+        """For resilience: what has gone wrong with this message so far."""
         self.emitted: list[Event] = []
         self.outgoing: Callable[[], Mapping[str, str]] | None = None
         """For middleware: asked at each new message sent from here, for headers to put over
@@ -183,11 +193,6 @@ class Context:
         return name
 
     @property
-    def attempt(self) -> int:
-        """1 on the first try, more on a retry."""
-        return self._frame.attempt
-
-    @property
     def deadline(self) -> float | None:
         """Clock time (`bus.clock.now()`) by which the caller wants an answer."""
         return self._frame.deadline
@@ -196,6 +201,11 @@ class Context:
     def headers(self) -> Mapping[str, str]:
         """The message's headers; messages sent from here inherit them."""
         return self.message.headers
+
+    @property
+    def topic(self) -> str:
+        """The topic of the message: the one it was published under, else its class's."""
+        return topic_of(self.message)
 
     def emit(self, event: Event) -> None:
         """Publish `event` once the handler, and all middleware around it, have succeeded.

@@ -8,6 +8,7 @@ MsgBusError
 │  ├─ DuplicateHandlerError      a second handler for one command, or a second handler of one name
 │  ├─ MissingHandlerError        a command nobody handles (LookupError)
 │  ├─ MissingProviderError       a dependency nobody provides (LookupError)
+│  ├─ InvalidTopicError          text that is no topic or no pattern of topics (ValueError)
 │  └─ MissingExtraError          an optional package that is not installed (ImportError)
 ├─ WrongMessageTypeError         not a Command for `execute`, not an Event for `publish` (TypeError)
 ├─ BusStateError                 right call, wrong moment
@@ -16,11 +17,25 @@ MsgBusError
 │  ├─ SessionClosedError         the session has ended, or was never entered
 │  ├─ DuplicateSessionError      a live session already has this id
 │  ├─ SessionMismatchError       the message belongs to another session
-│  └─ InsideHandlerError         waiting here for all handlers would wait for oneself
+│  ├─ InsideHandlerError         waiting here for all handlers would wait for oneself
+│  ├─ EngineFrozenError          a dispatch engine takes no more dispatchers and routes
+│  └─ EngineNotFrozenError       a dispatch engine must be frozen before it dispatches
 ├─ QueueFullError                a lane can take no more
 ├─ DeliveryError                 `.handler`, `.message_type`
 │  ├─ HandlerTimeoutError        a handler ran out of time (TimeoutError)
 │  └─ MiddlewareError            a middleware broke its contract
+├─ CircuitOpenError              a circuit breaker refused the call; `.retry_after`
+├─ RoutingError                  a message that cannot be brought where it is to go
+│  ├─ NoRouteError               no route matches its topic (LookupError)
+│  ├─ MissingEndpointError       no endpoint of that name (LookupError)
+│  ├─ NoHealthyEndpointError     all endpoints of that name are out of order; `.retry_after`
+│  ├─ EndpointFailedError        every endpoint that was tried failed; `.attempts`
+│  └─ MessageTooLargeError       `.size`, `.max_size`
+├─ RequestError                  a request that got no answer
+│  ├─ RequestTimeoutError        none in time (TimeoutError)
+│  ├─ NoReplierError             there is nobody to answer (LookupError)
+│  ├─ RequestCancelledError      it was called off
+│  └─ DuplicateRequestError      one of this correlation id is still open
 ├─ JournalError                  what the journal cannot do; `.path`
 │  ├─ JournalOpenError           it cannot be opened: wrong URL, missing folder, no rights
 │  │  ├─ JournalReadOnlyError    the file or its folder cannot be written (PermissionError)
@@ -34,9 +49,15 @@ MsgBusError
 │  ├─ JournalConflictError       a condition of the transaction does not hold; nothing was written
 │  │  └─ LeaseLostError          another holder has the lease; `.name`, `.epoch`
 │  ├─ CursorError                a cursor is missing, damaged or beyond the head; `.name`
-│  ├─ ForbiddenStatementError    COMMIT, PRAGMA, ATTACH and the like inside a transaction
-│  └─ StoredMessageError         a message that cannot be encoded or decoded; `.message_id`
+│  └─ ForbiddenStatementError    COMMIT, PRAGMA, ATTACH and the like inside a transaction
+├─ StoredMessageError            a message that cannot be encoded or decoded; `.message_id`
 ├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
+├─ DeadLetterError               a dead letter cannot be used as asked
+│  ├─ LetterNotFoundError        no letter has this id (LookupError)
+│  ├─ LetterStateError           the letter is not dead, so this cannot be done to it
+│  ├─ LetterEditError            the changed message would not be valid; `.fields` (ValueError)
+│  ├─ UnreadableLetterError      its message cannot become a message again (StoredMessageError)
+│  └─ DeadLetterStoreError       the store cannot be opened, read or written
 └─ Refusal                       base for expected business answers; yours to subclass
 ```
 
@@ -45,7 +66,8 @@ All of them pickle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -126,6 +148,23 @@ class MissingProviderError(ConfigurationError, LookupError):
     """A handler asks for something that nobody provides."""
 
 
+class InvalidTopicError(ConfigurationError, ValueError):
+    """Text that is no topic, or no pattern of topics; `position` is where it goes wrong."""
+
+    def __init__(
+        self, text: str, position: int, problem: str, *, what: str = "topic pattern"
+    ) -> None:
+        self.text = text
+        self.position = position
+        self.problem = problem
+        # As `repr` shows it, so that a control character does not move the caret.
+        before = len(repr(text[:position])) - 1
+        super().__init__(
+            f"{text!r} is not a {what}: at position {position}, {problem}\n"
+            f"  {text!r}\n  {' ' * before}^"
+        )
+
+
 class MissingExtraError(ConfigurationError, ImportError):
     """A feature needs an optional package that is not installed."""
 
@@ -170,6 +209,20 @@ class InsideHandlerError(BusStateError):
     """A handler asked to wait until all handlers are done, itself included."""
 
 
+class EngineFrozenError(BusStateError):
+    """A dispatch engine, or a registry of dispatchers, is frozen and takes nothing new."""
+
+    def __init__(self, *, what: str) -> None:
+        super().__init__(
+            f"Too late for {what}: it is frozen, and what it does can no longer change. "
+            f"Register everything before freeze(), or make another one."
+        )
+
+
+class EngineNotFrozenError(BusStateError):
+    """A dispatch engine must be frozen before it dispatches."""
+
+
 class QueueFullError(MsgBusError):
     """A lane is full and waiting is not possible here."""
 
@@ -202,6 +255,105 @@ class HandlerTimeoutError(DeliveryError, TimeoutError):
 
 class MiddlewareError(DeliveryError):
     """A middleware did something that cannot be right."""
+
+
+class CircuitOpenError(MsgBusError):
+    """A circuit breaker refused the call, so that what fails is left alone for a while."""
+
+    def __init__(self, circuit: str, *, retry_after: float) -> None:
+        self.circuit = circuit
+        self.retry_after = retry_after
+        when = "until it is reset" if retry_after == math.inf else f"for {retry_after:.3g} s more"
+        super().__init__(
+            f"The circuit {circuit!r} is open {when}: what it guards has failed too often. "
+            f"Nothing was called."
+        )
+
+
+class RoutingError(MsgBusError):
+    """A message cannot be brought where it is to go."""
+
+
+class NoRouteError(RoutingError, LookupError):
+    """No route matches the topic."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        super().__init__(
+            f"No route for {topic!r}. Register one: router.register_route({topic!r}, endpoint_id)."
+        )
+
+
+class MissingEndpointError(RoutingError, LookupError):
+    """There is no endpoint, and no group of endpoints, of this name."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        super().__init__(
+            f"No endpoint and no group is called {endpoint!r}. "
+            f"Register one: endpoints.register(Endpoint({endpoint!r}, send))."
+        )
+
+
+class NoHealthyEndpointError(RoutingError):
+    """All endpoints of this name are out of order; nothing was sent."""
+
+    def __init__(self, endpoint: str, *, reasons: Mapping[str, str], retry_after: float) -> None:
+        self.endpoint = endpoint
+        self.reasons = dict(reasons)
+        self.retry_after = retry_after
+        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        super().__init__(
+            f"No healthy endpoint for {endpoint!r} ({listed}). Try again in {retry_after:g} s."
+        )
+
+
+class EndpointFailedError(RoutingError):
+    """Every endpoint that was tried failed; `attempts` says how, secrets removed."""
+
+    def __init__(self, endpoint: str, *, attempts: Sequence[tuple[str, str]]) -> None:
+        self.endpoint = endpoint
+        self.attempts = tuple(attempts)
+        listed = "; ".join(f"{name}: {error}" for name, error in attempts)
+        super().__init__(f"Could not deliver to {endpoint!r}: {listed}.")
+
+
+class MessageTooLargeError(RoutingError):
+    """The payload is larger than may be delivered."""
+
+    def __init__(self, message_type: str, *, size: int, max_size: int) -> None:
+        self.message_type = message_type
+        self.size = size
+        self.max_size = max_size
+        super().__init__(
+            f"{message_type} has {size:,} bytes; at most {max_size:,} are delivered. "
+            f"Send a reference to the data instead, or raise max_message_size."
+        )
+
+
+class RequestError(MsgBusError):
+    """A request got no answer."""
+
+
+class RequestTimeoutError(RequestError, TimeoutError):
+    """No answer came in time."""
+
+    def __init__(self, what: str, *, seconds: float) -> None:
+        self.what = what
+        self.seconds = seconds
+        super().__init__(f"No answer to {what} within {seconds:g} s.")
+
+
+class NoReplierError(RequestError, LookupError):
+    """There is nobody who could answer."""
+
+
+class RequestCancelledError(RequestError):
+    """The request was called off before an answer came."""
+
+
+class DuplicateRequestError(RequestError):
+    """A request of this correlation id is still open."""
 
 
 class JournalError(MsgBusError):
@@ -294,8 +446,8 @@ class ForbiddenStatementError(JournalError):
     """A statement that would end, escape or reconfigure the journal's own transaction."""
 
 
-class StoredMessageError(JournalError):
-    """A message cannot be encoded, or a stored one not be decoded; the record is kept."""
+class StoredMessageError(MsgBusError):
+    """A message cannot be encoded, or a stored one not be decoded; what is stored is kept."""
 
     def __init__(self, message: str, *, message_id: str | None = None) -> None:
         self.message_id = message_id
@@ -311,6 +463,52 @@ class SettleTimeoutError(MsgBusError, TimeoutError):
         super().__init__(
             f"Not settled after {seconds:g} s. Still at work: {', '.join(busy) or 'nothing known'}."
         )
+
+
+class DeadLetterError(MsgBusError):
+    """A dead letter cannot be used as asked."""
+
+
+class LetterNotFoundError(DeadLetterError, LookupError):
+    """No dead letter has this id."""
+
+    def __init__(self, letter_id: str) -> None:
+        self.letter_id = letter_id
+        super().__init__(
+            f"There is no dead letter {letter_id!r}. It may have made room for newer ones; "
+            f"dead_letters.find(status=None) lists all there are."
+        )
+
+
+class LetterStateError(DeadLetterError):
+    """The letter is not dead (any more), so this cannot be done to it."""
+
+    def __init__(self, letter_id: str, *, status: str, wanted: str) -> None:
+        self.letter_id = letter_id
+        self.status = status
+        super().__init__(f"Dead letter {letter_id} cannot be {wanted}: it is {status}.")
+
+
+class LetterEditError(DeadLetterError, ValueError):
+    """The changed message would not be valid; `fields` names what is wrong."""
+
+    def __init__(self, message: str, *, fields: Sequence[str] = ()) -> None:
+        self.fields = tuple(fields)
+        super().__init__(message)
+
+
+class UnreadableLetterError(DeadLetterError, StoredMessageError):
+    """A letter's message cannot become a message again; its payload stays readable."""
+
+    def __init__(self, message_type: str, letter_id: str, problem: str) -> None:
+        self.message_type = message_type
+        self.letter_id = letter_id
+        text = f"The message {message_type} of letter {letter_id} cannot be used: {problem}"
+        super().__init__(text)
+
+
+class DeadLetterStoreError(DeadLetterError):
+    """The store of dead letters cannot be opened, read or written."""
 
 
 class Refusal(MsgBusError):  # noqa: N818 (an answer, not an error)

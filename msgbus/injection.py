@@ -181,6 +181,13 @@ class Providers:
             if provider.scope == "bus":
                 await self._open(provider, runtime, keeper)
 
+    def forget(self) -> None:
+        """What was opened is closed again: the next `open` makes it anew."""
+        for provider in self._own.values():
+            if provider.factory is not None:
+                provider.is_open = False
+                provider.value = None
+
     async def _open(self, provider: Provider, runtime: Runtime, keeper: Keeper) -> None:
         if provider.is_open or provider.factory is None:
             return

@@ -39,14 +39,14 @@ class Keeper:
         self._news: anyio.Event | None = None
         self._closed: anyio.Event | None = None
         self._closing = False
-        self._errors: list[Exception] = []
+        self._errors: list[BaseException] = []
 
     async def enter(self, runtime: Runtime, make: Callable[[], Any]) -> Any:
         """Call `make` and enter, await or just keep what it gives; the value of it."""
         if self._news is None:
             self._news = anyio.Event()
             self._closed = anyio.Event()
-            runtime.spawn(self._keep, name=f"{self._name}: resources")
+            runtime.spawn(self._keep, runtime, name=f"{self._name}: resources")
         request = _Request(make)
         self._requests.append(request)
         self._news.set()
@@ -55,7 +55,7 @@ class Keeper:
             raise request.error
         return request.value
 
-    async def close(self) -> list[Exception]:
+    async def close(self) -> list[BaseException]:
         """Leave all resources, last first; the errors of those that failed to close."""
         if self._news is not None and self._closed is not None:
             self._closing = True
@@ -63,24 +63,28 @@ class Keeper:
             await self._closed.wait()
         return self._errors
 
-    async def _keep(self) -> None:
+    async def _keep(self, runtime: Runtime) -> None:
         assert self._closed is not None  # noqa: S101 (set before this task is spawned)
         try:
             async with AsyncExitStack() as stack:
-                await self._serve(stack)
-        except Exception as error:  # reported by `close`
-            self._errors.append(error)
+                await self._serve(stack, runtime)
+        except BaseException as error:
+            self._errors.append(error)  # reported by `close`
+            if runtime.is_ending(error):
+                raise
         finally:
             self._closed.set()
 
-    async def _serve(self, stack: AsyncExitStack) -> None:
+    async def _serve(self, stack: AsyncExitStack, runtime: Runtime) -> None:
         while not self._closing or self._requests:
             while self._requests:
                 request = self._requests.popleft()
                 try:
                     request.value = await enter_any(stack, request.made())
-                except Exception as error:  # raised in `enter`
-                    request.error = error
+                except BaseException as error:
+                    request.error = error  # raised in `enter`
+                    if runtime.is_ending(error):
+                        raise
                 finally:
                     request.done.set()
             if not self._closing:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 
 from msgbus.queue import BoundedEventQueue, Gated
 from msgbus.receipts import Undelivered
+from msgbus.telemetry.logging import log
 from msgbus.workers import ListWorker, Worker
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ class Lane:
         "is_dead",
         "is_leaving",
         "is_paused",
+        "is_retried",
         "name",
+        "parked",
         "queue",
         "registration",
         "session_id",
@@ -100,6 +103,10 @@ class Lane:
         """Was given up: what still runs no longer counts."""
         self.is_leaving = False
         """Is forgotten by the bus once its last worker has gone."""
+        self.is_retried = False
+        """Whether `invoke` tries again by itself."""
+        self.parked: list[Event] = []
+        """Events in hand that no handler is at work on: they wait to be tried again."""
 
     @property
     def priority(self) -> int:
@@ -138,8 +145,17 @@ class Lane:
         """A worker has gone home."""
         self.workers.remove(worker)
         if not self.is_closing:
-            # Its handler cancelled the whole task: let the next event bring a new one.
+            # Its handler cancelled the whole task, or the program ends without `stop`: let
+            # the next event bring a new one, if there is one.
             self.queue.on_work = self._add_worker
+            if worker.cut_off or self.queue.items:
+                log.warning(
+                    "worker_cancelled",
+                    bus=self.bus.config.name,
+                    handler=self.name,
+                    abandoned=worker.cut_off,
+                    queued=len(self.queue.items),
+                )
         if self.is_leaving and not self.workers:
             self.host.lane_left(self)
         self.host.work_ended()
@@ -195,16 +211,21 @@ class Lane:
         """Stop now: idle workers go home, busy ones are cancelled.
 
         Returns:
-            How many events this abandons, and those of them that were still queued.
+            How many events this abandons, and those of them that no handler was at work on.
         """
         queued = self.abandon_queue()
-        in_hand = self.in_hand
-        if in_hand:
+        parked = [Undelivered(event, self.name) for event in self.parked]
+        # Ended before, by the stop of the bus: then its events are counted.
+        in_hand = 0 if self.is_dead else self.in_hand
+        # Only those at work: a task that is cancelled before its first step never ends its
+        # worker, and the others go home by themselves.
+        at_work = [one for one in self.workers if one.in_hand or one.at_gate is not None]
+        if at_work:
             self.is_dead = True
             self.queue.counts.abandoned += in_hand
-            for worker in self.workers:
+            for worker in at_work:
                 worker.task.cancel()
-        return len(queued) + in_hand, queued
+        return len(queued) + in_hand, parked + queued
 
     def abandon_queue(self) -> list[Undelivered]:
         """Take nothing more; give back what is queued, and let the workers end."""

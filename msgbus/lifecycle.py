@@ -69,6 +69,75 @@ class EventRefusedEvent(SystemEvent):
     reason: str
 
 
+class RetryScheduledEvent(SystemEvent):
+    """A handler failed, and will be tried again."""
+
+    handler: str
+    message_type: str
+    failed_id: str
+    attempt: int
+    """The try that failed, from 1."""
+
+    delay: float
+    """Seconds until the next one."""
+
+    error: str
+
+
+class CircuitOpenedEvent(SystemEvent):
+    """A circuit breaker has opened: what it guards is left alone for a while."""
+
+    circuit: str
+    reason: str
+    retry_after: float
+
+
+class CircuitHalfOpenedEvent(SystemEvent):
+    """A circuit breaker lets a few calls through, to see whether they succeed."""
+
+    circuit: str
+
+
+class CircuitClosedEvent(SystemEvent):
+    """A circuit breaker has closed: what it guards works again."""
+
+    circuit: str
+    reason: str
+
+
+class DeadLetteredEvent(SystemEvent):
+    """A message was given up, and became a dead letter; `causation_id` is the message's."""
+
+    letter_id: str
+    message_type: str
+    handler: str
+    error_type: str
+    error: str
+    attempts: int
+    reason: str
+    answered: bool
+
+
+class DeadLetterDroppedEvent(SystemEvent):
+    """A dead letter fell out of a full store: its message is lost."""
+
+    letter_id: str
+    message_type: str
+    handler: str
+    error: str
+    reason: str
+
+
+class DeadLetterRefusedEvent(SystemEvent):
+    """A dead letter was not taken by its store: its message is lost."""
+
+    letter_id: str
+    message_type: str
+    handler: str
+    error: str
+    reason: str
+
+
 COMMAND_EVENTS: Final = frozenset({CommandStartedEvent, CommandResultEvent})
 
 

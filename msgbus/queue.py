@@ -57,19 +57,36 @@ class Gate:
 
 @final
 class Gated:
-    """An event whose handlers have different priorities, in one handler's queue."""
+    """An event in one handler's queue, with somebody who waits for its end.
 
-    __slots__ = ("_later", "event", "gate")
+    Those are handlers of lower priority, behind their gates, or one who sent the event to
+    this handler alone and wants to know what became of it.
+    """
 
-    def __init__(self, event: Event, gate: Gate | None, later: tuple[Gate, ...]) -> None:
+    __slots__ = ("_later", "_report", "error", "event", "gate", "is_handled")
+
+    def __init__(
+        self,
+        event: Event,
+        gate: Gate | None,
+        later: tuple[Gate, ...],
+        report: Callable[[Gated], None] | None = None,
+    ) -> None:
         self.event = event
         self.gate = gate
         self._later = later
+        self._report = report
+        self.is_handled = False
+        """Whether the handler succeeded, or did not want it."""
+        self.error: BaseException | None = None
+        """What it failed with."""
 
     def done(self) -> None:
         """This handler is done with it: success, failure, timeout and drop alike."""
         for gate in self._later:
             gate.one_done()
+        if self._report is not None:
+            self._report(self)
 
 
 class BoundedEventQueue:
@@ -80,9 +97,11 @@ class BoundedEventQueue:
     """
 
     __slots__ = (
+        "_room",
         "batch_size",
         "counts",
         "fast_size",
+        "has_gated",
         "items",
         "linger",
         "max_overflow",
@@ -112,8 +131,12 @@ class BoundedEventQueue:
         """Asks for one more worker; `None` while there is none to ask for."""
         adaptive = config.strategy is BackpressureStrategy.ADAPTIVE_RATE_LIMIT
         self.pace = Pace(clock) if adaptive else None
-        self.fast_size = 0 if adaptive else config.max_size
-        """Below this an event may simply be appended; never, if publishers are paced."""
+        self._room = 0 if adaptive else config.max_size
+        self.fast_size = self._room
+        """Below this an event may simply be appended; never, if publishers are paced or one
+        of them is waiting."""
+        self.has_gated = False
+        """Whether it ever took an event whose handlers have different priorities."""
 
     @property
     def has_room(self) -> bool:
@@ -132,6 +155,8 @@ class BoundedEventQueue:
 
     def push(self, item: Event | Gated) -> None:
         """Take one item, room or not, and see that somebody works on it."""
+        if type(item) is Gated:
+            self.has_gated = True
         self.items.append(item)
         if self.sleepers:
             self.sleepers.pop().wake()
@@ -146,6 +171,18 @@ class BoundedEventQueue:
             item.done()
             item = item.event
         return Undelivered(item, self.name)
+
+    def join_line(self, waiter: Waiter) -> None:
+        """Have a publisher wait for room: from now on nobody may pass it."""
+        self.waiting.append(waiter)
+        self.fast_size = 0
+
+    def leave_line(self, waiter: Waiter) -> None:
+        """Forget a publisher that waited, if it is still in line."""
+        if waiter in self.waiting:
+            self.waiting.remove(waiter)
+        if not self.waiting:
+            self.fast_size = self._room
 
     def made_room(self) -> None:
         """Tell the first waiting publisher, if it is its turn."""
@@ -167,7 +204,7 @@ class Waiter:
         self._gave_up = False
         self.turn = anyio.Event()
         for queue in self._queues:
-            queue.waiting.append(self)
+            queue.join_line(self)
 
     def may_go(self) -> bool:
         """Whether it is first in all its lines and there is room in all of them."""
@@ -182,8 +219,7 @@ class Waiter:
     def leave(self) -> None:
         """Step out of all lines, admitted or not, and let the next one look."""
         for queue in self._queues:
-            if self in queue.waiting:
-                queue.waiting.remove(self)
+            queue.leave_line(self)
         for queue in self._queues:
             queue.made_room()
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from msgbus.clock import Clock
     from msgbus.lanes import Lane
     from msgbus.registrations import Registration
+    from msgbus.runtime import Runtime
     from msgbus.telemetry.stats import Ledger
 
 
@@ -23,6 +24,7 @@ class Quiescence:
 
     lanes: dict[tuple[Registration, str | None], Lane]
     accepting: bool
+    runtime: Runtime | None
 
     def __init__(self, clock: Clock, ledger: Ledger) -> None:
         self.clock = clock
@@ -67,6 +69,7 @@ class Quiescence:
         """What still runs."""
         names = [
             f"{lane.name} ({len(lane.queue.items)} queued, {lane.in_hand} running"
+            f"{f', {len(lane.parked)} of them waiting to be tried again' if lane.parked else ''}"
             f"{', paused' if lane.is_paused else ''})"
             for lane in lanes
             if lane.is_busy
@@ -141,6 +144,8 @@ class Quiescence:
         """
         blocked = [lane for lane in lanes if self._waits_for_us(lane)]
         others = [lane for lane in lanes if lane not in blocked]
+        if self.runtime is None:
+            timeout = 0  # not started: nobody would ever empty them
         with suppress(SettleTimeoutError):
             await self.settle(lambda: others, timeout, commands=False)
         unregister()

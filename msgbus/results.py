@@ -78,9 +78,9 @@ class CommandResult(Frame, Generic[R]):
 
 @final
 class NestedResult(CommandResult[R]):
-    """The same for a command with a deadline, a caller that is itself a handler, or retries."""
+    """The same for a command with a deadline, or a caller that is itself a handler."""
 
-    __slots__ = ("attempt", "deadline", "on_lane", "parent")
+    __slots__ = ("deadline", "on_lane", "parent")
 
     def __init__(
         self, command: Command[R], owner: object, deadline: float | None, parent: Frame | None
@@ -91,14 +91,13 @@ class NestedResult(CommandResult[R]):
         self.deadline = deadline
         self.parent = parent
         self.on_lane = parent is not None and parent.on_lane
-        self.attempt = 1
 
 
 @final
 class FailedResult(CommandResult[R]):
     """A failed command. If nobody ever looks at it, it says so in the log."""
 
-    __slots__ = ("_error", "_exception", "_metadata", "_on_unobserved", "attempt")
+    __slots__ = ("_error", "_exception", "_metadata", "_on_unobserved", "first_attempt")
 
     def __init__(
         self,
@@ -112,10 +111,10 @@ class FailedResult(CommandResult[R]):
         self.owner = frame.owner
         self.context = None
         self.elapsed = duration
-        self.attempt = frame.attempt
+        self.first_attempt = frame.attempt
         self._exception = exception
         self._error = error
-        self._metadata = {"handler": frame.owner.name}
+        self._metadata: dict[str, object] = {"handler": frame.owner.name}
         self._on_unobserved: Callable[[FailedResult[R]], None] | None = on_unobserved
 
     @property
@@ -146,9 +145,17 @@ class FailedResult(CommandResult[R]):
         """What the bus has to tell beside the error, such as the handler that failed."""
         return self._metadata
 
+    def tell(self, key: str, value: object) -> None:
+        """For the bus: put something into `metadata`."""
+        self._metadata[key] = value
+
     def peek_error(self) -> str:
         """The error text, without counting as a look at the result."""
         return self._error
+
+    def peek_exception(self) -> Exception:
+        """The exception, without counting as a look at the result."""
+        return self._exception
 
     def unwrap(self) -> R:
         """Raise the handler's own exception."""

@@ -7,18 +7,21 @@ context variables (request, trace, session) leak into another caller's events.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Generator
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, final
 
 import anyio.lowlevel
 from typing_extensions import TypeVarTuple
 
 from msgbus.errors import BusStateError
+
+if TYPE_CHECKING:
+    import asyncio
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -118,6 +121,114 @@ def current_runtime(known: Runtime | None = None) -> Runtime:
     return _AsyncioRuntime()
 
 
+# Any other exception, whatever its base class, is a handler's own affair.
+_PROGRAM_ENDS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit)
+
+
+def _contains(error: BaseException, *kinds: type[BaseException]) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return group.subgroup(kinds) is not None
+    return isinstance(error, kinds)
+
+
+def is_on_trio() -> bool:
+    """Whether the caller runs on trio."""
+    if "trio" not in sys.modules:
+        return False
+    import trio
+
+    return trio.lowlevel.in_trio_run()
+
+
+class Late:
+    """Says that something did not finish in time."""
+
+
+LATE: Final = Late()
+
+
+@types.coroutine
+def finish_within(  # noqa: C901 (one small machine, in one piece)
+    coroutine: Coroutine[Any, Any, T], seconds: float
+) -> Generator[Any, Any, T | Late]:
+    """The value of `coroutine`, or `LATE` once `seconds` have passed. On asyncio only.
+
+    A fifth of the price of a cancel scope: there is no timer, and nothing else, unless the
+    coroutine really has to wait. Such a late start is possible as asyncio's time-outs
+    need not be nested, which trio's and anyio's scopes must.
+    """
+    try:
+        waiting = coroutine.send(None)
+    except StopIteration as end:
+        return cast("T", end.value)
+    import asyncio
+
+    task = asyncio.current_task()
+    if task is None:  # pragma: no cover (something that waits on asyncio has a task)
+        raise BusStateError
+    before, is_late = task.cancelling(), False
+
+    def be_late() -> None:
+        nonlocal is_late
+        is_late = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(seconds, be_late)
+    try:
+        while True:
+            try:
+                value = yield waiting
+            except BaseException as error:
+                waiting = coroutine.throw(error)
+            else:
+                waiting = coroutine.send(value)
+    except StopIteration as end:
+        _forgive(task, is_late)
+        return cast("T", end.value)
+    except asyncio.CancelledError:
+        # Also cancelled by somebody else: then this is no matter of time.
+        if not is_late or task.uncancel() > before:
+            raise
+        return LATE
+    except BaseException:
+        _forgive(task, is_late)
+        raise
+    finally:
+        timer.cancel()
+
+
+def _forgive(task: asyncio.Task[Any], is_late: bool) -> None:
+    if is_late:
+        task.uncancel()
+
+
+async def run_together(function: Callable[[int], Coroutine[Any, Any, None]], number: int) -> None:
+    """Run `function(0)` to `function(number - 1)` side by side, begun in this order.
+
+    A cancelled call ends them all before it gives up.
+    """
+    if is_on_trio():
+        import trio
+
+        async def run_from(place: int) -> None:
+            # Each starts the next before it begins: trio starts tasks in any order.
+            if place + 1 < number:
+                nursery.start_soon(run_from, place + 1)
+            await function(place)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_from, 0)
+        return
+
+    import asyncio
+
+    # Not anyio's: it does the same and costs five times as much.
+    async with asyncio.TaskGroup() as tasks:
+        for place in range(number):
+            tasks.create_task(function(place))
+
+
 def refuse_own_thread(runtime: Runtime) -> None:
     """Raise if the caller is on the loop's own thread, where blocking would deadlock."""
     if threading.get_ident() == runtime.thread_id:
@@ -153,6 +264,10 @@ class _AsyncioWaker:
 class _AsyncioRuntime:
     def __init__(self) -> None:
         self.thread_id = threading.get_ident()
+        # Not at the top: it is half of what importing the library would take.
+        import asyncio
+
+        self._asyncio = asyncio
         self._loop = asyncio.get_running_loop()
         # The loop itself holds tasks only weakly.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -163,7 +278,7 @@ class _AsyncioRuntime:
 
     def is_running_here(self) -> bool:
         try:
-            return asyncio.get_running_loop() is self._loop
+            return self._asyncio.get_running_loop() is self._loop
         except RuntimeError:
             return False
 
@@ -183,15 +298,15 @@ class _AsyncioRuntime:
         return self._loop.create_future()
 
     async def checkpoint(self) -> None:
-        await asyncio.sleep(0)
+        await self._asyncio.sleep(0)
 
     def is_ending(self, error: BaseException) -> bool:
+        if not _contains(error, self._asyncio.CancelledError):
+            return _contains(error, *_PROGRAM_ENDS)
         # A handler that lets its own cancellation escape raises the same exception as
         # one that is cancelled from outside; only the task knows the difference.
-        task = asyncio.current_task()
-        return (
-            not isinstance(error, asyncio.CancelledError) or task is None or task.cancelling() > 0
-        )
+        task = self._asyncio.current_task()
+        return task is None or task.cancelling() > 0
 
     def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
         refuse_own_thread(self)
@@ -199,7 +314,7 @@ class _AsyncioRuntime:
         async def run() -> T:
             return await function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+        return self._asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         with suppress(RuntimeError):
@@ -273,7 +388,15 @@ class _TrioRuntime:
 
         async def run() -> None:
             with scope:
-                await function(*args)
+                try:
+                    await function(*args)
+                except BaseExceptionGroup as group:
+                    # A handler's tasks were cancelled and failed to clean up. Anything but
+                    # the cancellation would end the whole program here.
+                    cancelled = group.subgroup(trio.Cancelled)
+                    if cancelled is None or _contains(group, *_PROGRAM_ENDS):
+                        raise
+                    raise cancelled from None
 
         trio.lowlevel.spawn_system_task(run, name=name, context=contextvars.Context())
         return scope
@@ -290,10 +413,11 @@ class _TrioRuntime:
     def is_ending(self, error: BaseException) -> bool:
         import trio
 
+        if not _contains(error, trio.Cancelled):
+            return _contains(error, *_PROGRAM_ENDS)
         # A handler may keep a Cancelled of a scope of its own and raise it later. Only if a
         # scope around this task is cancelled, the task itself is to end.
-        is_cancel = isinstance(error, trio.Cancelled)
-        return not is_cancel or trio.current_effective_deadline() == float("-inf")
+        return trio.current_effective_deadline() == float("-inf")
 
     def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
         import trio

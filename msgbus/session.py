@@ -14,6 +14,7 @@ from msgbus.injection import Provider, Providers
 from msgbus.keeper import Keeper
 from msgbus.lifecycle import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
 from msgbus.messages import Command, Event, Message, R, require_command, require_event
+from msgbus.plans import TopicPlans
 from msgbus.registrar import Registrar
 from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import log
@@ -63,8 +64,11 @@ class BusSession(Registrar[Subscription]):
         self._version = -1
         self._commands: dict[type, CommandPlan] = {}
         self._events: dict[type, EventPlan] = {}
+        self._topics = TopicPlans()
         self._keeper = Keeper(f"session {self.session_id}")
         self._kept: dict[Provider, Any] = {}
+        self.attachments: dict[Registration, Any] = {}
+        """For the bus: what goes with each of its handlers, and with the session."""
         self._keeping: anyio.Lock | None = None
 
     @property
@@ -109,20 +113,30 @@ class BusSession(Registrar[Subscription]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Shielded: a job that is cancelled must still give its handlers back.
-        with anyio.CancelScope(shield=True):
-            await self.close(error=error)
+        await self.close(error=error)
 
     async def close(self, *, error: BaseException | None = None) -> None:
         """Empty its queues, then take its handlers away; a second call does nothing."""
         if self._phase in ("closing", "closed"):
             return
         self._phase = "closing"
+        # Shielded: a job that is cancelled must still give its handlers back.
+        with anyio.CancelScope(shield=True):
+            await self._close(error)
+
+    async def _close(self, error: BaseException | None) -> None:
         abandoned = await self._core.retire(
             self._lanes(), self._core.config.session_timeout, self._unregister
         )
         self._phase = "closed"
         self._own.clear()
+        if abandoned:
+            log.warning(
+                "session_ended_with_leftovers",
+                bus=self._core.config.name,
+                session_id=self.session_id,
+                abandoned=abandoned,
+            )
         for failure in await self._keeper.close():
             log.error(
                 "session_resource_failed",
@@ -181,17 +195,24 @@ class BusSession(Registrar[Subscription]):
         self._forget_if_older(version)
         return self._events
 
+    def topic_plans(self, version: int) -> TopicPlans:
+        """Cached plans of events with a topic of their own, as of this version."""
+        self._forget_if_older(version)
+        return self._topics
+
     def _forget_if_older(self, version: int) -> None:
         if self._version != version:
             self._version = version
             self.settle_accounts()
             self._commands = {}
             self._events = {}
+            self._topics.forget()
 
     def settle_accounts(self) -> None:
         """Bring into the ledger what its plans have counted."""
         for plan in self._events.values():
             plan.settle_accounts()
+        self._topics.settle_accounts()
 
     async def keep(self, provider: Provider, make: Callable[[], Any]) -> Any:
         """The session's own instance of something provided `per_session`."""
@@ -263,8 +284,11 @@ class BusSession(Registrar[Subscription]):
         Raises:
             SettleTimeoutError: Something still runs after `timeout`; it is named.
             InsideHandlerError: Called inside a handler, which would wait for itself.
+            BusNotStartedError: Events are queued, but the bus was never started.
         """
         self._core.refuse_inside_handler("session.settled()")
+        if self._core.busy(self._lanes(), commands=False):
+            self._core.require_runtime()
         await self._core.settle(self._lanes, timeout, commands=False)
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ to do it sleeps; it is woken by the publish that brings it work.
 from __future__ import annotations
 
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 from msgbus.context import EventFrame, ListFrame, current_frame
 from msgbus.filters import passes
@@ -27,7 +27,7 @@ set_frame = current_frame.set
 class Worker:
     """Takes events one by one."""
 
-    __slots__ = ("_lane", "_runtime", "_waker", "at_gate", "in_hand", "task")
+    __slots__ = ("_lane", "_runtime", "_waker", "at_gate", "cut_off", "in_hand", "task")
 
     task: Task
 
@@ -37,6 +37,8 @@ class Worker:
         self._waker = runtime.waker()
         self.in_hand = 0
         """Events taken from the queue and not finished."""
+        self.cut_off = 0
+        """Events that it lost when its task was cancelled by others than the bus."""
         self.at_gate: Event | None = None
         """The event that it cannot handle before others of higher priority have."""
 
@@ -67,6 +69,8 @@ class Worker:
         queue = lane.queue
         items = queue.items
         counts = queue.counts
+        if len(counts.recent) >= FOLD_AT:
+            counts.fold()
         invoke = lane.invoke
         assert invoke is not None  # noqa: S101 (workers are made only after `open`)
         predicate = lane.registration.filter
@@ -102,19 +106,21 @@ class Worker:
                     await lane.host.flush(frame)
             except Exception as error:
                 lane.failed(event, error, 1)
+                if gated is not None:
+                    gated.error = error
             except BaseException as error:
+                if gated is not None:
+                    gated.error = error
                 self._interrupted(event, error, 1)
             finally:
                 self.in_hand = 0
                 if gated is not None:
+                    gated.is_handled = gated.error is None
                     gated.done()
             if lane.is_dead:
                 return
             ended = now()
-            recent = counts.recent
-            recent.append(ended - began)
-            if len(recent) >= FOLD_AT:
-                counts.fold()
+            counts.recent.append(ended - began)
             began = ended
 
     async def _pass_gate(self, gated: Gated) -> None:
@@ -124,8 +130,7 @@ class Worker:
         try:
             await gated.gate.wait()
         except BaseException:
-            if not self._lane.is_dead:
-                self._lane.queue.counts.abandoned += 1
+            self._abandon(1)
             self.in_hand = 0
             gated.done()
             raise
@@ -135,60 +140,81 @@ class Worker:
     def _interrupted(self, message: Any, error: BaseException, count: int) -> None:
         """A handler was cancelled: by itself, which fails its event, or with this worker."""
         lane = self._lane
-        if lane.is_dead:
-            raise error
-        if self._runtime.is_ending(error):
-            lane.queue.counts.abandoned += count
-            raise error
-        lane.failed(message, error, count)
+        if not self._runtime.is_ending(error):
+            lane.failed(message, error, count)
+            return
+        self._abandon(count)
+        raise error
+
+    def _abandon(self, count: int) -> None:
+        if not self._lane.is_dead:
+            self._lane.queue.counts.abandoned += count
+            self.cut_off += count
 
 
 @final
 class ListWorker(Worker):
     """Takes lists of events, for handlers registered with `batch=True`."""
 
-    __slots__ = ()
+    __slots__ = ("_errors",)
 
     async def take_turn(self) -> None:
         """Handle one list of up to `batch_size` events."""
         lane = self._lane
         counts = lane.queue.counts
-        taken = await self._collect()
-        began = lane.host.clock.now()
+        self._errors: dict[int, BaseException] = {}
+        taken: list[Event | Gated] = []
         try:
+            await self._collect(taken)
+            began = lane.host.clock.now()
             events = await self._wanted(taken)
             if events:
                 await self._try_list(events)
+            self._say_what_became_of(taken, all_tried=not lane.is_dead)
+        except BaseException:
+            self._say_what_became_of(taken, all_tried=False)
+            raise
         finally:
             self.in_hand = 0
-            for item in taken:
-                if isinstance(item, Gated):
-                    item.done()
         if events and not lane.is_dead:
             counts.lists += 1
             counts.recent.append(lane.host.clock.now() - began)
             if len(counts.recent) >= FOLD_AT:
                 counts.fold()
 
-    async def _collect(self) -> list[Event | Gated]:
+    def _say_what_became_of(self, taken: list[Event | Gated], *, all_tried: bool) -> None:
+        if not self._lane.queue.has_gated:
+            return
+        for item in taken:
+            if type(item) is Gated:
+                item.error = self._errors.get(id(item.event))
+                item.is_handled = all_tried and item.error is None
+                item.done()
+
+    async def _collect(self, taken: list[Event | Gated]) -> None:
         """Take what is there, and linger for more if configured."""
         lane = self._lane
         queue = lane.queue
-        taken: list[Event | Gated] = []
         until = lane.host.clock.now() + queue.linger
         while True:
             if not await self._take_open(taken):
-                return taken
+                return
             left = until - lane.host.clock.now()
             full = len(taken) >= queue.batch_size
             in_haste = lane.host.hurry or lane.is_closing or lane.is_paused
             if full or left <= 0 or in_haste:
-                return taken
+                return
             await self._linger(left, taken)
 
     async def _take_open(self, taken: list[Event | Gated]) -> bool:
         """Take events up to the first that is behind a gate; false if there is one."""
         queue = self._lane.queue
+        if not queue.has_gated and not self._lane.is_paused:
+            count = min(len(queue.items), queue.batch_size - len(taken))
+            taken += [queue.items.popleft() for _ in range(count)]
+            self.in_hand += count
+            queue.made_room()
+            return True
         while queue.items and len(taken) < queue.batch_size and not self._lane.is_paused:
             head = queue.items[0]
             gate = head.gate if type(head) is Gated else None
@@ -219,14 +245,12 @@ class ListWorker(Worker):
             if self._waker in sleepers:
                 sleepers.remove(self._waker)
 
-    def _abandon(self, count: int) -> None:
-        if not self._lane.is_dead:
-            self._lane.queue.counts.abandoned += count
-
     async def _wanted(self, taken: list[Event | Gated]) -> list[Event]:
         """The events that the handler's own filter lets through."""
         lane = self._lane
-        events = [item.event if isinstance(item, Gated) else item for item in taken]
+        events = cast("list[Event]", taken)
+        if lane.queue.has_gated:
+            events = [item.event if type(item) is Gated else item for item in taken]
         predicate = lane.registration.filter
         if predicate is None:
             return events
@@ -249,7 +273,10 @@ class ListWorker(Worker):
 
     async def _try_list(self, events: list[Event]) -> None:
         """The whole list, once more whole, then event by event, to find the bad one."""
-        error = await self._call(events, 1) and await self._call(events, 2)
+        lane = self._lane
+        error = await self._call(events, 1)
+        if error is not None and not lane.is_dead and not lane.is_retried:
+            error = await self._call(events, 2)
         if error is None:
             self._finish(len(events), [], None)
             return
@@ -257,6 +284,8 @@ class ListWorker(Worker):
             self._finish(0, events, error)
             return
         for event in events:
+            if lane.is_dead:
+                return
             error = await self._call([event], 3)
             self._finish(1 if error is None else 0, [event] if error else [], error)
 
@@ -270,6 +299,7 @@ class ListWorker(Worker):
         for event in failed:
             lane.queue.counts.failed_in_lists += 1
             if error is not None:
+                self._errors[id(event)] = error
                 lane.failed(event, error, 1)
 
     async def _call(self, events: list[Event], attempt: int) -> BaseException | None:
@@ -280,7 +310,9 @@ class ListWorker(Worker):
         frame = ListFrame(events, lane, attempt)
         set_frame(frame)
         try:
-            value = await invoke(events)
+            # A copy: a handler that works its list off must neither spoil the counts nor
+            # leave the next attempt without events.
+            value = await invoke(events.copy())
             if value is not None and type(value) is CoroutineType:
                 value.close()
                 raise not_awaited(lane.name, events)
@@ -289,7 +321,7 @@ class ListWorker(Worker):
         except Exception as error:
             return error
         except BaseException as error:
-            if lane.is_dead or self._runtime.is_ending(error):
+            if self._runtime.is_ending(error):
                 self._abandon(self.in_hand)
                 raise
             return error

@@ -81,9 +81,9 @@ class Screen:
         """The tables, and the verdict."""
         print_ = self._console.print
         stats = outcome.stats
-        print_(_table("orders", books.orders, {BY_THE_BUS: stats.commands["place_order"]}))
-        print_(_table("event", books.events, {}))
-        print_(_table("handler", books.handlers, stats.handlers))
+        self._print_table("orders", books.orders, {BY_THE_BUS: stats.commands["place_order"]})
+        self._print_table("event", books.events, {})
+        self._print_table("handler", books.handlers, stats.handlers)
         print_()
         for equation in books.others:
             print_(_line(equation))
@@ -103,6 +103,32 @@ class Screen:
             )
         else:
             print_(f"[b green]Everything adds up:[/] all {len(books.all)} equations hold.")
+
+    def _print_table(
+        self, subject: str, equations: Sequence[Equation], durations: Mapping[str, DurationStats]
+    ) -> None:
+        """The counts, with the durations beside them if the terminal is wide enough."""
+        table = _table(subject, equations, durations)
+        unbounded = self._console.options.update(max_width=1000)
+        if self._console.measure(table, options=unbounded).maximum <= self._console.width:
+            self._console.print(table)
+            return
+        self._console.print(_table(subject, equations, {}))
+        if durations:
+            shown = [one.subject for one in equations if one.subject in durations]
+            self._console.print(_times(subject, {name: durations[name] for name in shown}))
+
+
+def _times(subject: str, durations: Mapping[str, DurationStats]) -> Table:
+    """How long it took, as a table of its own."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    table.title, table.title_style, table.title_justify = "\nhow long it took", "bold", "left"
+    table.add_column(subject, no_wrap=True)
+    for name in ("p50", "p95", "p99"):
+        table.add_column(name, justify="right", style="cyan", no_wrap=True)
+    for name, stats in durations.items():
+        table.add_row(name, *_percentiles(stats))
+    return table
 
 
 def _table(

@@ -1,1 +1,103 @@
-"""Resilience: retry, circuit breaker, dead letters and the bus that assembles them."""
+"""Resilience: retry, circuit breaker, dead letters and the bus that assembles them.
+
+Names are loaded when they are first asked for: the policies stand below the bus, and the
+resilient bus above it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from msgbus.errors import CircuitOpenError
+    from msgbus.resilience.breaker import CircuitBreaker, CircuitChange, CircuitState, Permit
+    from msgbus.resilience.bus import ResilientMessageBus
+    from msgbus.resilience.dead_letters import DeadLetterQueue
+    from msgbus.resilience.letter_files import ImportReport
+    from msgbus.resilience.letters import DeadLetterEntry, LetterStatus
+    from msgbus.resilience.memory_store import MemoryDeadLetterStore
+    from msgbus.resilience.policies import (
+        CircuitBreakerConfig,
+        RateLimit,
+        RetryAttempt,
+        RetryConfig,
+    )
+    from msgbus.resilience.policy import Policy
+    from msgbus.resilience.replay import ReplayOutcome, ReplayReport
+    from msgbus.resilience.sqlite_store import SqliteDeadLetterStore
+    from msgbus.resilience.stores import (
+        DeadLetterStore,
+        LetterFilter,
+        LetterGroup,
+        LetterPage,
+        Overflow,
+    )
+
+__all__ = [
+    "CircuitBreaker",
+    "CircuitBreakerConfig",
+    "CircuitChange",
+    "CircuitOpenError",
+    "CircuitState",
+    "DeadLetterEntry",
+    "DeadLetterQueue",
+    "DeadLetterStore",
+    "ImportReport",
+    "LetterFilter",
+    "LetterGroup",
+    "LetterPage",
+    "LetterStatus",
+    "MemoryDeadLetterStore",
+    "Overflow",
+    "Permit",
+    "Policy",
+    "RateLimit",
+    "ReplayOutcome",
+    "ReplayReport",
+    "ResilientMessageBus",
+    "RetryAttempt",
+    "RetryConfig",
+    "SqliteDeadLetterStore",
+]
+
+_HOMES: Final = {
+    "CircuitOpenError": "msgbus.errors",
+    "CircuitBreaker": "msgbus.resilience.breaker",
+    "CircuitBreakerConfig": "msgbus.resilience.policies",
+    "CircuitChange": "msgbus.resilience.breaker",
+    "CircuitState": "msgbus.resilience.breaker",
+    "DeadLetterEntry": "msgbus.resilience.letters",
+    "DeadLetterQueue": "msgbus.resilience.dead_letters",
+    "DeadLetterStore": "msgbus.resilience.stores",
+    "ImportReport": "msgbus.resilience.letter_files",
+    "LetterFilter": "msgbus.resilience.stores",
+    "LetterGroup": "msgbus.resilience.stores",
+    "LetterPage": "msgbus.resilience.stores",
+    "LetterStatus": "msgbus.resilience.letters",
+    "MemoryDeadLetterStore": "msgbus.resilience.memory_store",
+    "Overflow": "msgbus.resilience.stores",
+    "Permit": "msgbus.resilience.breaker",
+    "Policy": "msgbus.resilience.policy",
+    "RateLimit": "msgbus.resilience.policies",
+    "ReplayOutcome": "msgbus.resilience.replay",
+    "ReplayReport": "msgbus.resilience.replay",
+    "ResilientMessageBus": "msgbus.resilience.bus",
+    "RetryAttempt": "msgbus.resilience.policies",
+    "RetryConfig": "msgbus.resilience.policies",
+    "SqliteDeadLetterStore": "msgbus.resilience.sqlite_store",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

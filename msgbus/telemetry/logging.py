@@ -37,8 +37,13 @@ class _Log:
         structlog = sys.modules.get("structlog")
         if structlog is not None and structlog.is_configured():
             method = logging.getLevelName(level).lower()
-            getattr(structlog.get_logger("msgbus"), method)(name, **data)
-        elif _standard.isEnabledFor(level):
+            try:
+                getattr(structlog.get_logger("msgbus"), method)(name, **data)
+            except Exception as error:  # a broken log must not end a lane
+                data = {**data, "structlog_error": type(error).__name__}
+            else:
+                return
+        if _standard.isEnabledFor(level):
             text = " ".join([name, *(f"{key}={value}" for key, value in data.items())])
             _standard.log(level, text, extra={"msgbus": {"event": name, **data}})
 

@@ -20,15 +20,18 @@ Where leaking and over-redacting compete, over-redaction wins: a lost word costs
 a leaked password costs a rotation.
 """
 
+import functools
 import traceback
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pydantic_core import ValidationError
 
 from msgbus.telemetry.cards import MARKER
-from msgbus.telemetry.secrets import RULES
 
-__all__ = ["MARKER", "MAX_LENGTH", "redact", "redact_exception", "redact_traceback"]
+if TYPE_CHECKING:
+    from msgbus.telemetry.secrets import Rule
+
+__all__ = ["MARKER", "MAX_LENGTH", "redact", "redact_exception", "redact_traceback", "warm_up"]
 
 MAX_LENGTH: Final = 64 * 1024
 """Upper bound, in characters, of what is examined and of what is returned."""
@@ -117,6 +120,19 @@ def _redact_once(text: str) -> str:
     """Apply every rule once."""
     # Rules only remove text, so the needles of the original text serve them all.
     lowered = text.lower()
-    for rule in RULES:
+    for rule in _rules():
         text = rule.apply(text, lowered)
     return text
+
+
+@functools.cache
+def _rules() -> "tuple[Rule, ...]":
+    # Compiling the patterns takes longer than importing all the rest of the library.
+    from msgbus.telemetry.secrets import RULES
+
+    return RULES
+
+
+def warm_up() -> None:
+    """Compile the rules now, rather than on the event loop at the first failure."""
+    _rules()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from msgbus.receipts import PublishReceipt
     from msgbus.registrations import Registration
     from msgbus.results import CommandResult
+    from msgbus.session import BusSession
     from msgbus.testing.history import History, Run
 
 _KEY: Final = "_msgbus_tap"
@@ -185,14 +186,16 @@ class Tap:
             _execution.reset(token)
         if isinstance(result, FailedResult):
             # Not by the property, which would count as somebody having looked.
-            reason = result._exception  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            reason = result.peek_exception()
             for run in execution.runs:
                 run.failed(reason)
         return result
 
-    def assemble(self, registration: Registration, call: Call) -> Call:
+    def assemble(
+        self, registration: Registration, call: Call, session: BusSession | None = None
+    ) -> Call:
         """`MessageBus.assemble`, with the observation outside of all."""
-        return _Observed(self, registration.name, self._assemble(registration, call))
+        return _Observed(self, registration.name, self._assemble(registration, call, session))
 
     def event_failed(self, lane: Lane, message: Any, error: BaseException) -> None:
         """`BusCore.event_failed`, told of."""

@@ -199,3 +199,27 @@ async def test_a_middleware_that_forgets_to_await_fails_the_list() -> None:
     assert handler.lists == []
     stats = bus.stats().handlers["Lists"]
     assert (stats.handled, stats.failed) == (0, 1)
+
+
+async def test_a_handler_may_empty_the_list_it_was_given() -> None:
+    bus = MessageBus()
+    handled: list[int] = []
+    shared: list[str] = []
+
+    @bus.on(OrderPlaced, batch=True)
+    async def work_off(events: list[OrderPlaced], context: Context) -> None:
+        while events:
+            handled.append(events.pop(0).number)
+        if context.attempt == 1:
+            raise ConnectionError
+        context.emit(OrderShipped())
+        shared.append("emitted")
+
+    async with bus:
+        await bus.publish_many(OrderPlaced(number=number) for number in range(3))
+        await bus.settled()
+
+        assert handled == [0, 1, 2, 0, 1, 2]
+        assert shared == ["emitted"]
+        assert bus.stats().handlers["work_off"].handled == 3
+        conserves(bus)

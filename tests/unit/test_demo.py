@@ -145,6 +145,20 @@ def test_the_tables_end_with_a_verdict() -> None:
     assert "✗" not in done.stdout
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_tables_fit_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+    lines = run_demo("--orders", "3000").stdout.splitlines()
+
+    headings = [line.split() for line in lines if line.startswith("handler ")]
+    fates = ["admitted", "handled", "failed", "filtered", "dropped", "abandoned", "pending"]
+    times = ["p50", "p95", "p99"]
+    narrow = [["handler", *fates], ["handler", *times]]
+    assert headings == (narrow if columns == 80 else [["handler", *fates, *times]])
+    assert max(map(len, lines)) <= columns
+
+
 def test_a_single_order_adds_up_too() -> None:
     done = run_demo("--orders", "1", "--json")
 

@@ -113,6 +113,14 @@ async def test_a_date_without_time_zone_is_refused() -> None:
         assert bus.stats().scheduled == 0
 
 
+@pytest.mark.parametrize("delay", [float("nan"), float("inf"), float("-inf")])
+async def test_a_delay_that_is_no_number_is_refused(delay: float) -> None:
+    async with MessageBus() as bus:
+        with pytest.raises(ValueError, match="number of seconds"):
+            await bus.publish(OrderPlaced(), delay=delay)
+        assert bus.stats().scheduled == 0
+
+
 async def test_delay_and_date_together_are_refused() -> None:
     async with MessageBus() as bus:
         with pytest.raises(ValueError, match="not both"):

@@ -89,6 +89,20 @@ def test_configured_structlog_gets_the_events_instead(caplog: pytest.LogCaptureF
     assert caplog.records == []
 
 
+def test_an_event_that_structlog_fails_on_goes_to_the_standard_logger(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(logger: object, method: str, data: object) -> str:
+        raise RuntimeError
+
+    structlog.configure(processors=[broken])
+
+    log.error("handler_failed", handler="ship")
+
+    (record,) = caplog.records
+    assert record.getMessage() == "handler_failed handler=ship structlog_error=RuntimeError"
+
+
 def test_structlog_that_is_imported_but_not_configured_is_left_alone(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,378 @@
+"""ResilientMessageBus: a message bus that only assembles more around each handler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
+from weakref import WeakKeyDictionary
+
+from typing_extensions import Unpack
+
+from msgbus.bus import MessageBus
+from msgbus.config import BusConfig
+from msgbus.context import current_frame
+from msgbus.core import Phase
+from msgbus.errors import BusStateError, ConfigurationError, DeadLetterError, Refusal
+from msgbus.lifecycle import RetryScheduledEvent
+from msgbus.messages import Event, Message, R, SystemEvent, first_message, metadata_of
+from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
+from msgbus.middleware.rate_limit import RateLimitMiddleware
+from msgbus.receipts import DrainReport
+from msgbus.resilience.breaker import CircuitBreaker
+from msgbus.resilience.circuits import Circuits
+from msgbus.resilience.dead_letters import DeadLetterQueue
+from msgbus.resilience.guard import Guard
+from msgbus.resilience.letters import DeadLetterEntry
+from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryAttempt, RetryConfig
+from msgbus.resilience.policy import Breaker, Policy, PolicyBook, PolicyOptions, Target, describe
+from msgbus.resilience.redelivery import redeliver
+from msgbus.resilience.stores import DeadLetterStore
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.stats import BusStats
+from msgbus.timeouts import with_timeout
+
+if TYPE_CHECKING:
+    from msgbus.clock import Clock
+    from msgbus.context import Frame
+    from msgbus.filters import FilterLike
+    from msgbus.injection import Call, Resolver
+    from msgbus.lanes import Lane
+    from msgbus.middleware.chain import Middleware
+    from msgbus.plans import CommandPlan
+    from msgbus.registrations import Registration
+    from msgbus.registry import HandlerRegistry, IRegistry
+    from msgbus.resilience.retry import Trouble
+    from msgbus.results import CommandResult, FailedResult
+    from msgbus.session import BusSession
+
+
+DEFAULT_RETRY: Final = RetryConfig()
+DEFAULT_BREAKER: Final = CircuitBreakerConfig()
+
+
+class BusOptions(TypedDict, total=False):
+    """What a resilient bus takes as every bus does."""
+
+    registry: IRegistry | None
+    registries: Sequence[HandlerRegistry]
+    middleware: Sequence[Middleware]
+    filters: Sequence[FilterLike]
+    provide: Mapping[Any, object] | None
+    resolver: Resolver | None
+    journal: str | object | None
+    clock: Clock | None
+
+
+class ResilientMessageBus(MessageBus):
+    """A `MessageBus` whose handlers are retried, guarded and, in the end, not forgotten.
+
+    One stated order around each handler, outermost first: middleware per message, fallback,
+    retry, breaker, bulkhead, rate limit, timeout, middleware per attempt, the handler.
+
+    An open circuit fails commands at once, with `CircuitOpenError`; a lane waits for it, so
+    that an outage does not burn its backlog. A `Refusal` passes through untouched: nothing
+    broke. Everything else is as on a plain bus.
+
+    Args:
+        config: Sizes and times.
+        retry: Whether and when to try again; `None` for never.
+        breaker: When to stop calling a handler for a while; each handler has its own
+            circuit unless a `CircuitBreaker` or a name is given to share. `None` for never.
+        timeout: Seconds that one try may take.
+        bulkhead: How many calls of one handler may run at once.
+        rate_limit: How many calls of one handler may begin per second.
+        fallback: What to answer when all else failed: a value, or a function of message
+            and error.
+        dead_letters: Where to keep what fails for good: a store, a queue, `"memory"` for
+            up to 10,000 letters in memory, `None` for nowhere.
+        options: As for `MessageBus`.
+    """
+
+    def __init__(
+        self,
+        config: BusConfig | None = None,
+        *,
+        retry: RetryConfig | None = DEFAULT_RETRY,
+        breaker: Breaker | None = DEFAULT_BREAKER,
+        timeout: float | None = None,
+        bulkhead: int | None = None,
+        rate_limit: RateLimit | float | None = None,
+        fallback: Any = None,
+        dead_letters: DeadLetterQueue | DeadLetterStore | Literal["memory"] | None = "memory",
+        **options: Unpack[BusOptions],
+    ) -> None:
+        default = Policy(
+            retry=retry,
+            breaker=breaker,
+            timeout=timeout,
+            bulkhead=bulkhead,
+            rate_limit=rate_limit,
+            fallback=fallback,
+        )
+        self._policies = PolicyBook(default)
+        self._guards: WeakKeyDictionary[Registration, Guard] = WeakKeyDictionary()
+        super().__init__(config, **options)
+        self._circuits = Circuits(self._core, breaker)
+        self._letters = _queue_of(dead_letters, self._core.clock)
+        if self._letters is not None:
+            self._letters.connect(partial(redeliver, self._core))
+            self._letters.on_event(self._letter_told)
+
+    # -- policies ----------------------------------------------------------------------------
+
+    def policy(self, target: Target, **changes: Unpack[PolicyOptions]) -> None:
+        """Say what is different for a message class and its subclasses, or for one handler.
+
+        Parts that are not named stay as they are; `None` leaves a part out. What is said of a
+        handler comes before what is said of its message class, and that before the default.
+
+        Raises:
+            ConfigurationError: There is no such part, or its value is impossible.
+            BusStateError: The bus has started; what is around a handler is built once.
+        """
+        if self._core.phase is not Phase.NEW:
+            message = "Policies must be set before the bus is started."
+            raise BusStateError(message)
+        self._policies.change(target, cast("Mapping[str, Any]", changes))
+        self._guards.clear()
+        self._circuits.forget_handlers()
+        self._core.refresh()
+
+    def describe(self, message_type: type[Message]) -> str:
+        """What stands around each handler of `message_type`, in words, outermost first."""
+        registry = self._core.registry
+        handlers = list(registry.event_handlers(message_type, None))
+        command = registry.command_handler(message_type, None)
+        if command is not None:
+            handlers.append(command)
+        if not handlers:
+            return f"{message_type.__name__} has no handler on this bus."
+        texts: list[str] = []
+        for registration in handlers:
+            guard = self._guard(registration, None)
+            circuit = None if guard.breaker is None else guard.breaker.name
+            policy = guard.policy
+            if registration.timeout is not None:
+                policy = replace(policy, timeout=registration.timeout)
+            lines = "\n".join(f"  {line}" for line in describe(policy, circuit))
+            texts.append(f"{message_type.__name__} in {registration.name}:\n{lines}")
+        return "\n".join(texts)
+
+    # -- dead letters ------------------------------------------------------------------------
+
+    @property
+    def dead_letters(self) -> DeadLetterQueue:
+        """What failed for good: to look at, edit, replay or discard.
+
+        Raises:
+            ConfigurationError: This bus keeps none.
+        """
+        if self._letters is None:
+            message = "This bus keeps no dead letters: it was made with dead_letters=None."
+            raise ConfigurationError(message)
+        return self._letters
+
+    async def start(self) -> None:
+        """As on every bus; opens the dead letters first.
+
+        Raises:
+            DeadLetterStoreError: They cannot be opened; nothing was started.
+        """
+        if self._letters is not None and self._core.phase is Phase.NEW:
+            await self._letters.open()
+        await super().start()
+
+    async def stop(self, timeout: float | None = 30.0) -> DrainReport:
+        """As on every bus; what died on the way is safe in its store when this returns."""
+        report = await super().stop(timeout)
+        if self._letters is not None:
+            await self._letters.close()
+        return report
+
+    def _failed(self, frame: CommandResult[R], error: Exception, elapsed: float) -> FailedResult[R]:
+        result = super()._failed(frame, error, elapsed)
+        plan: CommandPlan = frame.owner
+        # `execute` gives the result to its caller, who sees the failure.
+        letter = self._bury(frame, frame.message, plan.registration, error, answered=True)
+        if letter is not None:
+            result.tell("dead_letter", letter.letter_id)
+        return result
+
+    def event_failed(self, lane: Lane, event: Event, error: BaseException) -> None:
+        """Keep an event that its handler could not handle."""
+        frame = current_frame.get()
+        if frame is not None and not _is_about(frame, event):
+            frame = None  # this event failed before its handler was called
+        if isinstance(error, Exception):
+            self._bury(frame, event, lane.registration, error, answered=False)
+
+    def _bury(
+        self,
+        frame: Frame | None,
+        message: Message,
+        registration: Registration,
+        error: Exception,
+        *,
+        answered: bool,
+    ) -> DeadLetterEntry | None:
+        is_about_us = isinstance(message, SystemEvent) or metadata_of(message).from_system
+        if self._letters is None or isinstance(error, Refusal) or is_about_us:
+            return None
+        if not self._policies.of(registration).dead_letters:
+            return None
+        context = None if frame is None else frame.context
+        trouble: Trouble | None = None if context is None else context.trouble
+        now = self._core.clock.time()
+        return self._letters.add(
+            message,
+            handler=registration.name,
+            error=error,
+            attempts=1 if context is None else context.attempt,
+            first_attempt=now if trouble is None else trouble.first_attempt,
+            last_attempt=now if trouble is None else trouble.last_attempt,
+            reason="not retried" if trouble is None else trouble.reason,
+            answered=answered,
+        )
+
+    def _report_unobserved(self, result: FailedResult[Any]) -> None:
+        super()._report_unobserved(result)
+        letter_id = result.metadata.get("dead_letter")
+        runtime = self._core.runtime
+        if isinstance(letter_id, str) and runtime is not None:
+            # Called by the garbage collector, in any thread and at any moment.
+            task = partial(self._mark_unanswered, letter_id)
+            runtime.call_soon(lambda: runtime.spawn(task, name="msgbus unanswered letter"))
+
+    async def _mark_unanswered(self, letter_id: str) -> None:
+        try:
+            await self.dead_letters.mark_unanswered(letter_id)
+        except DeadLetterError as error:  # it stays out of `replay_all`, and is still there
+            log.warning("letter_not_marked", letter_id=letter_id, error=redact_exception(error))
+
+    def _letter_told(self, event: SystemEvent) -> None:
+        self._core.lifecycle.tell(type(event), None, lambda: event, session_id=event.session_id)
+
+    # -- circuits ----------------------------------------------------------------------------
+
+    @property
+    def circuits(self) -> Mapping[str, CircuitBreaker]:
+        """The circuits of the bus's handlers, and those that were named, by name."""
+        return MappingProxyType(self._circuits.by_name)
+
+    def circuit(self, name: str, config: CircuitBreakerConfig | None = None) -> CircuitBreaker:
+        """The circuit of this name, made if there is none: to share, to watch or to open.
+
+        Raises:
+            ConfigurationError: There is one already, with another config.
+        """
+        return self._circuits.named(name, config)
+
+    # -- around each handler -------------------------------------------------------------------
+
+    def assemble(
+        self, registration: Registration, call: Call, session: BusSession | None = None
+    ) -> Call:
+        """Put a bound handler inside everything that belongs around it; see the class."""
+        core = self._core
+        guard = self._guard(registration, session)
+        call = core.limit_time(registration, core.wrap(registration, call, "attempt"))
+        if registration.timeout is None and guard.policy.timeout is not None:
+            call = with_timeout(call, guard.policy.timeout, registration.name, core.clock)
+        for limit in guard.limits:
+            call = _inside(limit, call)
+        return core.wrap(registration, guard.around(call), "message")
+
+    def is_retried(self, registration: Registration) -> bool:
+        """Whether a failed list is tried again by its policy, and not by its worker."""
+        return self._policies.of(registration).retry is not None
+
+    def _guard(self, registration: Registration, session: BusSession | None) -> Guard:
+        """The handler's guard, which stays while chains are built anew around it."""
+        guards: Any = self._guards if session is None else session.attachments
+        guard: Guard | None = guards.get(registration)
+        if guard is None:
+            guard = guards[registration] = self._make_guard(registration, session)
+        return guard
+
+    def _make_guard(self, registration: Registration, session: BusSession | None) -> Guard:
+        policy = self._policies.of(registration)
+        circuit: CircuitBreaker | None = None
+        if policy.breaker is not None:
+            circuit = self._circuits.of(registration, policy.breaker, is_own=session is not None)
+        limits: list[Middleware] = []
+        if policy.rate_limit is not None:
+            rate = policy.rate_limit
+            rate = rate if isinstance(rate, RateLimit) else RateLimit(per_second=rate)
+            limits.append(RateLimitMiddleware(rate.per_second, burst=rate.burst))
+        if policy.bulkhead is not None:
+            limits.append(ConcurrencyLimitMiddleware(policy.bulkhead))
+        return Guard(
+            registration.name,
+            policy,
+            circuit,
+            self._core.clock,
+            limits=limits,
+            waits=not registration.is_command,
+            on_retry=self._retry_scheduled,
+        )
+
+    def _retry_scheduled(self, retry: RetryAttempt) -> None:
+        message = first_message(retry.message)
+        text = redact_exception(retry.error)
+        log.info(
+            "retry_scheduled",
+            bus=self.config.name,
+            handler=retry.handler,
+            message_type=type(message).__name__,
+            message_id=metadata_of(message).message_id,
+            attempt=retry.attempt,
+            delay=retry.delay,
+            error=text,
+        )
+        self._core.lifecycle.tell(
+            RetryScheduledEvent,
+            message,
+            lambda: RetryScheduledEvent(
+                handler=retry.handler,
+                message_type=type(message).__name__,
+                failed_id=metadata_of(message).message_id,
+                attempt=retry.attempt,
+                delay=retry.delay,
+                error=text,
+            ),
+        )
+
+    def stats(self) -> BusStats:
+        """All counters at this moment."""
+        circuits = {name: one.state.value for name, one in self.circuits.items()}
+        letters = 0 if self._letters is None else self._letters.size
+        return replace(super().stats(), circuits=circuits, dead_letters=letters)
+
+
+def _is_about(frame: Frame, event: Event) -> bool:
+    events = [frame.message] if frame.events is None else frame.events
+    return any(one is event for one in events)
+
+
+def _inside(limit: Middleware, call: Call) -> Call:
+    return lambda message: limit(message, call)
+
+
+def _queue_of(
+    given: DeadLetterQueue | DeadLetterStore | Literal["memory"] | None, clock: Clock
+) -> DeadLetterQueue | None:
+    if given is None or isinstance(given, DeadLetterQueue):
+        return given
+    if isinstance(given, str):
+        if given != "memory":
+            message = (
+                f'dead_letters={given!r} is not known. Give "memory", None, or a store such as '
+                f"SqliteDeadLetterStore({given!r})."
+            )
+            raise ConfigurationError(message)
+        return DeadLetterQueue(clock=clock)
+    return DeadLetterQueue(given, clock=clock)

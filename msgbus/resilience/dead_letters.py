@@ -1,0 +1,366 @@
+"""The dead-letter queue: what became of messages that were given up, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any, Self, TypeAlias, final
+
+from typing_extensions import Unpack
+
+from msgbus.clock import Clock, SystemClock
+from msgbus.errors import BusStateError, DeadLetterError, LetterNotFoundError
+from msgbus.messages import Message, Query, SystemEvent
+from msgbus.resilience.letter_edits import changed_letter
+from msgbus.resilience.letter_events import Herald
+from msgbus.resilience.letter_files import Destination, ImportReport, read_letters, write_letters
+from msgbus.resilience.letter_queries import (
+    LetterFilters,
+    LetterQuery,
+    MessageTypes,
+    ReplayFilters,
+    checked_limit,
+    letters_meant,
+)
+from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, at, letter_about
+from msgbus.resilience.memory_store import MemoryDeadLetterStore
+from msgbus.resilience.replay import Progress, Redeliver, Replayer, ReplayOutcome, ReplayReport
+from msgbus.resilience.stores import (
+    DeadLetterStore,
+    LetterGroup,
+    LetterPage,
+    Notice,
+    discarded,
+    edited,
+    unanswered,
+)
+from msgbus.runtime import current_runtime
+
+Letter: TypeAlias = "DeadLetterEntry | str"
+"""A letter, or its id."""
+
+
+@final
+class DeadLetterQueue:
+    """Messages that handlers could not handle, kept until somebody decides.
+
+    Letters and letter ids serve equally as arguments. All times are by the clock.
+
+    Args:
+        store: Where letters are kept; in memory, up to 10,000, unless given.
+        clock: Where time comes from; the system's unless given.
+    """
+
+    def __init__(self, store: DeadLetterStore | None = None, *, clock: Clock | None = None) -> None:
+        self.store: DeadLetterStore = MemoryDeadLetterStore() if store is None else store
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._replayer = Replayer(self.store, self._clock)
+        self._redeliver: Redeliver | None = None
+        self._herald = Herald()
+        self.store.listen(self._herald.lost)
+
+    @property
+    def added(self) -> int:
+        """Letters that were taken."""
+        return self._herald.added
+
+    @property
+    def dropped(self) -> int:
+        """Letters that fell out of a full store."""
+        return self._herald.dropped
+
+    @property
+    def refused(self) -> int:
+        """Letters that were not taken, or could not be kept."""
+        return self._herald.refused
+
+    @property
+    def size(self) -> int:
+        """Letters that are dead and kept; read at once, from any thread."""
+        return self.store.size()
+
+    async def open(self) -> None:
+        """Open the store, and take back letters whose replay ended with its process.
+
+        From now on callbacks run on this event loop, whichever thread finds something out.
+
+        Raises:
+            DeadLetterStoreError: The store cannot be opened.
+        """
+        self._herald.runtime = current_runtime()
+        await self.store.open()
+        await self._replayer.release()
+
+    async def close(self) -> None:
+        """Keep what was added, and close the store."""
+        await self.store.close()
+        self._herald.runtime = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def connect(self, redeliver: Redeliver) -> None:
+        """Say how a message is handed to one handler once more.
+
+        `redeliver` gets the message, with its own id, and the handler's name. It gives `None`
+        if the message was handled, else the exception. It may `add` the letter again itself.
+        """
+        self._redeliver = redeliver
+
+    def on_event(self, callback: Callable[[SystemEvent], object]) -> None:
+        """Call this with each `DeadLetteredEvent`, `...DroppedEvent` and `...RefusedEvent`."""
+        self._herald.on_event(callback)
+
+    # -- letters come --------------------------------------------------------------------------
+
+    def add(
+        self,
+        message: Message,
+        *,
+        handler: str,
+        error: BaseException,
+        attempts: int,
+        first_attempt: datetime | float,
+        last_attempt: datetime | float | None = None,
+        reason: str,
+        answered: bool = False,
+    ) -> DeadLetterEntry | None:
+        """Keep a message that was given up; `None` if it was refused.
+
+        Never waits and never raises: the caller has trouble enough. What is refused is counted,
+        logged and told. A message that died before in this handler updates its letter; the one
+        returned tells of this time only. Queries only read and are not kept, nor counted.
+
+        Args:
+            message: What could not be handled.
+            handler: The name of the handler.
+            error: What it raised last.
+            attempts: How often it was tried, since it last came here.
+            first_attempt: When it was tried first; a moment, or the clock's `time()`.
+            last_attempt: When it was tried last; now unless given.
+            reason: Why it was given up.
+            answered: Whether the command's caller sees the failure.
+        """
+        if isinstance(message, Query):
+            return None
+        try:
+            letter = letter_about(
+                message,
+                handler=handler,
+                error=error,
+                attempts=attempts,
+                first_attempt=self._moment(first_attempt),
+                last_attempt=self._moment(last_attempt),
+                reason=reason,
+                answered=answered,
+            )
+            refused = self.store.add(letter)
+        except Exception as trouble:  # the border to the store
+            self._herald.could_not_write(type(message).__wire__.name, handler, trouble)
+            return None
+        if refused is not None:
+            self._herald.lost(Notice("refused", letter, refused))
+            return None
+        self._herald.took(letter)
+        return letter
+
+    # -- letters are looked at -------------------------------------------------------------------
+
+    def find(
+        self,
+        message_type: MessageTypes = None,
+        *,
+        limit: int | None = None,
+        **filters: Unpack[LetterFilters],
+    ) -> LetterQuery:
+        """Letters that fit all of this, in the order in which they first died.
+
+        Await it for a list, or go through it with `async for`. `since` and `until` (not
+        included) look at when a letter last died.
+        """
+        return LetterQuery(self.store, letters_meant(message_type, filters), checked_limit(limit))
+
+    async def page(
+        self,
+        message_type: MessageTypes = None,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        **filters: Unpack[LetterFilters],
+    ) -> LetterPage:
+        """One page of the same; `after` is the `cursor` of the page before."""
+        checked_limit(limit)
+        return await self.store.page(letters_meant(message_type, filters), after=after, limit=limit)
+
+    async def get(self, letter_id: Letter) -> DeadLetterEntry:
+        """One letter, as it is now.
+
+        Raises:
+            LetterNotFoundError: There is none of this id.
+        """
+        return _found(await self.store.get(_id(letter_id)), letter_id)
+
+    async def count(
+        self, message_type: MessageTypes = None, **filters: Unpack[LetterFilters]
+    ) -> int:
+        """How many letters fit."""
+        return await self.store.count(letters_meant(message_type, filters))
+
+    async def groups(
+        self, message_type: MessageTypes = None, **filters: Unpack[LetterFilters]
+    ) -> Sequence[LetterGroup]:
+        """What letters died of: by error type, handler and message type, the most first."""
+        return await self.store.groups(letters_meant(message_type, filters))
+
+    # -- letters are dealt with ------------------------------------------------------------------
+
+    async def discard(self, letter: Letter, reason: str) -> DeadLetterEntry:
+        """Decide that nothing is to be done about a letter; it stays as a record.
+
+        Raises:
+            LetterNotFoundError: There is no such letter.
+            LetterStateError: It is being replayed, or was dealt with in another way.
+        """
+        found = await self.store.change(_id(letter), lambda record: discarded(record, reason))
+        return _found(found, letter)
+
+    async def mark_unanswered(self, letter: Letter) -> DeadLetterEntry:
+        """Say that a command's caller got no answer, so that `replay_all` takes it along.
+
+        Raises:
+            LetterNotFoundError: There is no such letter.
+        """
+        return _found(await self.store.change(_id(letter), unanswered), letter)
+
+    async def edit(self, letter: Letter, **changes: Any) -> DeadLetterEntry:
+        """Change fields of a letter's message: a new letter, to be replayed in its place.
+
+        The new message has an id of its own, the old one's as its cause, and the same
+        correlation, session and headers. The old letter is marked as edited, in the same step.
+
+        Raises:
+            LetterNotFoundError: There is no such letter.
+            LetterStateError: It is not dead.
+            LetterEditError: The message would not be valid.
+            UnreadableLetterError: The message's class is not imported.
+        """
+        old = await self.get(letter)
+        new = changed_letter(old, changes)
+        found = await self.store.change(
+            old.letter_id, lambda record: edited(record, new), successor=new
+        )
+        _found(found, letter)
+        return new
+
+    async def replay(self, letter: Letter) -> ReplayOutcome:
+        """Hand a letter's message to the handler it died in, and to no other.
+
+        The message keeps its id. A letter that is done is skipped, so that a second replay
+        does nothing; so is one that another process replays at this moment. A failure updates
+        the letter. If the process dies on the way, the letter is dead again: should that be
+        after the handler has succeeded and before this is noted, a replay repeats its effect.
+
+        Raises:
+            LetterNotFoundError: There is no such letter.
+            BusStateError: No bus is connected.
+        """
+        redeliver = self._connected()
+        return await self._replayer.replay(await self.get(letter), redeliver)
+
+    async def replay_all(
+        self,
+        message_type: MessageTypes = None,
+        *,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+        answered: bool = False,
+        **filters: Unpack[ReplayFilters],
+    ) -> ReplayReport:
+        """Replay all dead letters that fit, one by one, in the order in which they first died.
+
+        Each is tried once, and letters that die from now on are left for the next time. It may
+        be cancelled, or killed, and called again: what was handled is not handled again, but
+        for the one letter that was being handled when the process was killed. Several
+        processes may do it at once, and share the letters.
+
+        Args:
+            message_type: Which messages; all unless given.
+            rate: Letters a second; as fast as they are handled unless given.
+            dry_run: Deliver nothing; only count, and find letters that cannot be read.
+            progress: Called after each letter with how many are through, and how many there are.
+            answered: Also replay commands whose caller saw the failure.
+            **filters: As for `find`.
+
+        Raises:
+            BusStateError: No bus is connected.
+        """
+        if rate is not None and rate <= 0:
+            raise DeadLetterError(f"rate is {rate}; it must be above 0 letters a second.")
+        redeliver = _nobody if dry_run else self._connected()
+        await self._replayer.release()
+        which = letters_meant(message_type, filters)
+        return await self._replayer.replay_all(
+            replace(which, status=LetterStatus.DEAD, upto=await self.store.head()),
+            redeliver,
+            answered=answered,
+            rate=rate,
+            dry_run=dry_run,
+            progress=progress,
+        )
+
+    async def export(
+        self,
+        destination: Destination,
+        message_type: MessageTypes = None,
+        **filters: Unpack[LetterFilters],
+    ) -> int:
+        """Write letters to a file, one JSON object a line; how many. All unless filtered.
+
+        Raises:
+            DeadLetterError: The file cannot be written.
+        """
+        filters.setdefault("status", None)
+        return await write_letters(self.store, letters_meant(message_type, filters), destination)
+
+    async def import_(self, source: Destination) -> ImportReport:
+        """Add the letters of an exported file; those that are there already stay as they are.
+
+        Raises:
+            DeadLetterError: A line cannot be read; then nothing was added.
+        """
+        return await read_letters(self.store, source)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _connected(self) -> Redeliver:
+        if self._redeliver is None:
+            raise BusStateError(
+                "These dead letters belong to no bus, so there is nobody to handle them. Use "
+                "bus.dead_letters of a ResilientMessageBus, or connect(...) a function."
+            )
+        return self._redeliver
+
+    def _moment(self, given: datetime | float | None) -> datetime:
+        if isinstance(given, datetime):
+            return given
+        return at(self._clock.time() if given is None else given)
+
+
+def _id(letter: Letter) -> str:
+    return letter if isinstance(letter, str) else letter.letter_id
+
+
+def _found(found: DeadLetterEntry | None, letter: Letter) -> DeadLetterEntry:
+    if found is None:
+        raise LetterNotFoundError(_id(letter))
+    return found
+
+
+async def _nobody(message: Message, handler: str) -> Exception | None:
+    raise AssertionError(f"a dry run gave {message} to {handler}")

@@ -1,0 +1,106 @@
+"""Dead letters as JSON lines: one letter a line, for keeping, moving and reading elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TextIO, TypeAlias, cast, final
+
+import anyio.to_thread
+
+from msgbus.errors import DeadLetterError
+from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, from_data
+from msgbus.resilience.stores import DeadLetterStore, LetterFilter
+
+Destination: TypeAlias = "str | os.PathLike[str] | TextIO"
+
+_PAGE: Final = 500
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What became of a file of letters."""
+
+    imported: int
+    known: int
+    """Letters that were there already, and were left as they are."""
+
+
+async def write_letters(
+    store: DeadLetterStore, which: LetterFilter, destination: Destination
+) -> int:
+    """Write all letters that fit; how many.
+
+    A path gets its file only once that is complete: what was there before stays till then.
+    """
+    if not isinstance(destination, (str, os.PathLike)):
+        return await _write(store, which, destination)
+    path = Path(destination)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        file = await anyio.to_thread.run_sync(lambda: part.open("w", encoding="utf-8"))
+    except OSError as error:
+        raise DeadLetterError(f"{path} cannot be written: {error.strerror}.") from error
+    try:
+        with file:
+            number = await _write(store, which, file)
+        await anyio.to_thread.run_sync(part.replace, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return number
+
+
+async def _write(store: DeadLetterStore, which: LetterFilter, file: TextIO) -> int:
+    number, cursor = 0, None
+    while True:
+        page = await store.page(which, after=cursor, limit=_PAGE)
+        lines = [json.dumps(letter.data(), ensure_ascii=False) + "\n" for letter in page.letters]
+        await anyio.to_thread.run_sync(file.writelines, lines)
+        number += len(lines)
+        cursor = page.cursor
+        if cursor is None:
+            return number
+
+
+async def read_letters(store: DeadLetterStore, source: Destination) -> ImportReport:
+    """Add all letters of a file whose ids are new, or none if a line cannot be read."""
+    letters = await anyio.to_thread.run_sync(_read, source)
+    imported = await store.put(letters)
+    return ImportReport(imported=imported, known=len(letters) - imported)
+
+
+def _read(source: Destination) -> Sequence[DeadLetterEntry]:
+    if not isinstance(source, (str, os.PathLike)):
+        return _parsed(source, str(getattr(source, "name", "the file")))
+    path = Path(source)
+    try:
+        with path.open(encoding="utf-8") as file:
+            return _parsed(file, str(path))
+    except OSError as error:
+        raise DeadLetterError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _parsed(lines: Iterable[str], name: str) -> list[DeadLetterEntry]:
+    letters: dict[str, DeadLetterEntry] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            data: object = json.loads(line)
+            if not isinstance(data, dict):
+                raise DeadLetterError("A letter is a JSON object.")
+            letter = from_data(cast("dict[str, Any]", data))
+        except (ValueError, DeadLetterError) as error:
+            raise DeadLetterError(
+                f"Line {number} of {name} is no dead letter: {error} Nothing was imported."
+            ) from error
+        if letter.status is LetterStatus.REPLAYING:
+            # Whoever replays it there does not do so here.
+            letter = replace(letter, status=LetterStatus.DEAD)
+        letters[letter.letter_id] = letter
+    return list(letters.values())

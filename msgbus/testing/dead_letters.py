@@ -1,0 +1,353 @@
+"""What every store of dead letters must do, as checks that you can run on yours.
+
+Each check is an async function that takes a function which makes a new, empty store:
+
+    from msgbus.testing.dead_letters import CHECKS
+
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+    async def test_my_store(check, tmp_path):
+        await check(lambda **options: MyStore(tmp_path, **options))
+
+The function is given `max_size` and `overflow` for checks of a full store, else nothing.
+They raise `AssertionError`, and run on asyncio and on trio.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from itertools import product
+from typing import Any, Final
+
+from msgbus.errors import LetterStateError
+from msgbus.resilience import claims
+from msgbus.resilience.claims import Claim
+from msgbus.resilience.letters import LetterStatus
+from msgbus.resilience.stores import (
+    ANY,
+    LetterFilter,
+    Record,
+    Settlement,
+    discarded,
+    edited,
+    settled,
+)
+from msgbus.testing.full_stores import FULL_CHECKS
+from msgbus.testing.letters import (
+    ELSEWHERE,
+    MONDAY,
+    AlsoChecked,
+    Check,
+    Checked,
+    MakeStore,
+    add,
+    claim,
+    everything,
+    letter,
+    opened,
+    raises,
+)
+
+__all__ = ["CHECKS", "Check", "MakeStore"]
+
+
+async def a_letter_comes_back_as_it_was(make: MakeStore) -> None:
+    """Every field, the message included."""
+    async with opened(make) as store:
+        given = letter(7, session_id="s")
+        await add(store, given)
+
+        found = await store.get(given.letter_id)
+
+        assert found is not None
+        assert found == given
+        assert found.message == Checked(number=7)
+        assert found.message.message_id == given.message_id
+        assert (found.message.session_id, found.message.headers) == ("s", {"tenant": "acme"})
+        assert await store.get("no such letter") is None
+
+
+async def a_letter_that_comes_again_updates_the_first(make: MakeStore) -> None:
+    """Attempts add up, the last error and time count, and it is dead."""
+    async with opened(make) as store:
+        message = Checked()
+        first = letter(message=message, minute=1)
+        again = letter(message=message, minute=9, error=ValueError("other"), attempts=2)
+        await add(store, first)
+        await store.change(first.letter_id, lambda record: discarded(record, "no"))
+
+        await add(store, again)
+
+        expected = replace(again, attempts=5, first_attempt=first.first_attempt)
+        assert await everything(store) == [expected]
+
+
+async def two_handlers_of_one_message_have_two_letters(make: MakeStore) -> None:
+    """A letter is about a message and a handler."""
+    async with opened(make) as store:
+        message = Checked()
+        await add(store, letter(message=message, handler="a"), letter(message=message, handler="b"))
+
+        assert [one.handler for one in await everything(store)] == ["a", "b"]
+
+
+async def pages_have_every_letter_once_in_order(make: MakeStore) -> None:
+    """Whatever the size of a page."""
+    async with opened(make) as store:
+        given = [letter(number) for number in range(7)]
+        await add(store, *given)
+
+        for limit in (1, 2, 3, 7, 8):
+            assert await everything(store, limit=limit) == given
+
+
+async def letters_that_change_on_the_way_are_met_once(make: MakeStore) -> None:
+    """A place in the order is kept."""
+    async with opened(make) as store:
+        given = [letter(number) for number in range(6)]
+        await add(store, *given)
+        met: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = await store.page(LetterFilter(), after=cursor, limit=2)
+            for one in page.letters:
+                met.append(one.letter_id)
+                await store.change(one.letter_id, lambda record: discarded(record, "done"))
+                await add(store, letter(message=one.message, minute=60))  # type: ignore[arg-type]
+            cursor = page.cursor
+            if cursor is None:
+                break
+
+        assert met == [one.letter_id for one in given]
+
+
+async def every_filter_finds_what_fits_and_counts_it(make: MakeStore) -> None:
+    """All combinations of two filters, held against plain Python."""
+    async with opened(make) as store:
+        given = [
+            letter(handler=handler, error=error, minute=minute, session_id=session, answered=odd)
+            for handler, error, (minute, session, odd) in product(
+                ("a", "b"),
+                (ValueError("x"), KeyError("y")),
+                ((0, None, False), (5, "s", True), (9, "t", False)),
+            )
+        ]
+        given.append(letter(message=AlsoChecked(), minute=3))
+        await add(store, *given)
+        await store.change(given[0].letter_id, lambda record: discarded(record, "no"))
+        now = [await store.get(one.letter_id) for one in given]
+        filters: list[dict[str, Any]] = [
+            {"message_types": frozenset({"msgbus.testing.AlsoChecked"})},
+            {"message_types": frozenset({"msgbus.testing.Checked", "unknown"})},
+            {"handler": "b"},
+            {"error_type": "KeyError"},
+            {"session_id": "t"},
+            {"since": MONDAY + timedelta(minutes=5, microseconds=123_457)},
+            {"until": MONDAY + timedelta(minutes=5, microseconds=123_457)},
+            {"answered": True},
+            {"answered": False},
+            {"status": None},
+            {"status": LetterStatus.DISCARDED},
+        ]
+        for first, second in product(filters, filters):
+            which = LetterFilter(**{**first, **second})
+
+            expected = [one for one in now if one is not None and which.fits(one)]
+
+            assert await everything(store, which, limit=3) == expected, which
+            assert await store.count(which) == len(expected), which
+
+
+async def groups_say_what_letters_died_of(make: MakeStore) -> None:
+    """The largest first, with times and the newest error."""
+    async with opened(make) as store:
+        given = [letter(error=ValueError(f"no {n}"), minute=n, handler="a") for n in range(3)]
+        await add(store, letter(handler="b", minute=9), *given, letter(handler="c"))
+        await store.change(given[0].letter_id, lambda record: discarded(record, "no"))
+
+        most, *others = await store.groups(LetterFilter())
+
+        assert (most.error_type, most.handler, most.count) == ("ValueError", "a", 2)
+        assert most.message_type == "msgbus.testing.Checked"
+        assert (most.first, most.last) == (given[1].first_attempt, given[2].last_attempt)
+        assert most.sample == "ValueError: no 2"
+        assert [(one.handler, one.count) for one in others] == [("b", 1), ("c", 1)]
+        assert [one.handler for one in await store.groups(LetterFilter(handler="c"))] == ["c"]
+
+
+async def upto_leaves_out_letters_that_came_later(make: MakeStore) -> None:
+    """So that a long replay has an end."""
+    async with opened(make) as store:
+        early, late = letter(1), letter(2)
+        await add(store, early)
+        which = replace(ANY, upto=await store.head())
+        await add(store, late)
+
+        assert await everything(store, which) == [early]
+        assert await store.count(which) == 1
+
+
+async def a_step_that_raises_changes_nothing(make: MakeStore) -> None:
+    """And one about an unknown letter gives nothing."""
+    async with opened(make) as store:
+        given = letter()
+        await add(store, given)
+        taken = await store.change(given.letter_id, claim(given, ELSEWHERE))
+        assert taken is not None
+
+        step = store.change(given.letter_id, lambda record: discarded(record, "no"))
+        error = await raises(LetterStateError, step)
+
+        assert error.status == "replaying"
+
+        assert await everything(store) == [taken]
+        assert await store.change("unknown", lambda record: record) is None
+
+
+async def a_letter_is_claimed_once(make: MakeStore) -> None:
+    """Until its claim is void."""
+    async with opened(make) as store:
+        given = letter()
+        await add(store, given)
+        other = ELSEWHERE.replace("|x", "|y")
+
+        first = await store.change(given.letter_id, claim(given, ELSEWHERE, now=100.0))
+        second = await store.change(given.letter_id, claim(given, other, now=399.0))
+        third = await store.change(given.letter_id, claim(given, other, now=400.0))
+
+        assert first is not None
+        assert (first.status, first.replays) == (LetterStatus.REPLAYING, 1)
+        assert second == first
+        assert third is not None
+        assert third.replays == 2
+
+
+async def void_claims_are_released(make: MakeStore) -> None:
+    """And others are not."""
+    async with opened(make) as store:
+        gone, here, dead = letter(1), letter(2), letter(3)
+        await add(store, gone, here, dead)
+        held = Claim(here.letter_id, claims.new_owner(), 0.0)
+        claims.begin(held)
+        try:
+            await store.change(gone.letter_id, claim(gone, claims.new_owner()))
+            await store.change(here.letter_id, claim(here, held.owner))
+
+            assert await store.release(lambda one: one.is_void(0.0)) == 1
+        finally:
+            claims.end(held)
+
+        statuses = [one.status.value for one in await everything(store)]
+        assert statuses == ["dead", "replaying", "dead"]
+
+
+async def a_failed_replay_counts_once_whoever_tells_first(make: MakeStore) -> None:
+    """The bus adds the letter again, before or after the replay has noted its failure."""
+    async with opened(make) as store:
+        failed = Settlement(outcome="failed", error="E: x", error_type="E", at=MONDAY)
+        for adds_first in (True, False):
+            message = Checked()
+            given = letter(message=message, attempts=3, answered=True)
+            again = letter(message=message, attempts=4, minute=5, error=KeyError("k"))
+            await add(store, given)
+            await store.change(given.letter_id, claim(given, ELSEWHERE))
+
+            def settle(record: Record) -> Record:
+                return settled(record, ELSEWHERE, failed)
+
+            if adds_first:
+                await add(store, again)
+                await store.change(given.letter_id, settle)
+            else:
+                alone = await store.change(given.letter_id, settle)
+                assert alone is not None
+                assert (alone.attempts, alone.error, alone.last_attempt) == (4, "E: x", MONDAY)
+                await add(store, again)
+
+            found = await store.get(given.letter_id)
+            assert found is not None
+            assert (found.attempts, found.replays, found.status) == (7, 1, LetterStatus.DEAD)
+            assert (found.error_type, found.answered) == ("KeyError", True)
+
+
+async def a_handled_replay_stays_handled(make: MakeStore) -> None:
+    """Only the owner of the claim can say so."""
+    async with opened(make) as store:
+        given = letter()
+        await add(store, given)
+        await store.change(given.letter_id, claim(given, ELSEWHERE))
+        handled = Settlement(outcome="handled")
+
+        stranger = await store.change(given.letter_id, lambda r: settled(r, "stranger", handled))
+        owner = await store.change(given.letter_id, lambda r: settled(r, ELSEWHERE, handled))
+        late = await store.change(given.letter_id, claim(given, "late"))
+
+        assert stranger is not None
+        assert stranger.status is LetterStatus.REPLAYING
+        assert owner is not None
+        assert late == owner
+        assert owner.status is LetterStatus.REPLAYED
+
+
+async def an_edit_is_whole(make: MakeStore) -> None:
+    """The old letter is marked and the new one is there, or neither."""
+    async with opened(make) as store:
+        old, new, never = letter(1), letter(2), letter(3)
+        await add(store, old)
+
+        await store.change(old.letter_id, lambda r: edited(r, new), successor=new)
+        again = store.change(old.letter_id, lambda r: edited(r, never), successor=never)
+        await raises(LetterStateError, again)
+
+        found = {one.letter_id: one.status for one in await everything(store)}
+        assert found == {old.letter_id: LetterStatus.EDITED, new.letter_id: LetterStatus.DEAD}
+
+
+async def put_adds_what_is_new(make: MakeStore) -> None:
+    """And leaves the rest as it is."""
+    async with opened(make) as store:
+        known, new = letter(1), letter(2)
+        await add(store, known)
+        changed = await store.change(known.letter_id, lambda record: discarded(record, "no"))
+
+        assert await store.put([known, new, new]) == 1
+        assert await store.put([known, new]) == 0
+
+        assert await everything(store) == [changed, new]
+
+
+async def letters_outlive_a_close(make: MakeStore) -> None:
+    """A store may be opened again."""
+    store = make()
+    await store.open()
+    given = [letter(number) for number in range(3)]
+    for one in given:
+        assert store.add(one) is None
+    await store.close()
+
+    await store.open()
+    try:
+        assert await everything(store) == given
+    finally:
+        await store.close()
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    a_letter_comes_back_as_it_was,
+    a_letter_that_comes_again_updates_the_first,
+    two_handlers_of_one_message_have_two_letters,
+    pages_have_every_letter_once_in_order,
+    letters_that_change_on_the_way_are_met_once,
+    every_filter_finds_what_fits_and_counts_it,
+    groups_say_what_letters_died_of,
+    upto_leaves_out_letters_that_came_later,
+    a_step_that_raises_changes_nothing,
+    a_letter_is_claimed_once,
+    void_claims_are_released,
+    a_failed_replay_counts_once_whoever_tells_first,
+    a_handled_replay_stays_handled,
+    an_edit_is_whole,
+    put_adds_what_is_new,
+    letters_outlive_a_close,
+    *FULL_CHECKS,
+)

@@ -1,0 +1,97 @@
+"""Messages, handlers and queues that the tests of dead letters share."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msgbus import Command, Event, Message
+from msgbus.clock import VirtualClock
+from msgbus.resilience import (
+    DeadLetterEntry,
+    DeadLetterQueue,
+    DeadLetterStore,
+    MemoryDeadLetterStore,
+    SqliteDeadLetterStore,
+)
+
+STORES = pytest.mark.parametrize("kind", ["memory", "sqlite"])
+
+
+class ChargeCard(Command[str], name="letters.ChargeCard"):
+    order: int = 0
+
+
+class CardCharged(Event, name="letters.CardCharged", version=2, topic="shop.cards.charged"):
+    order: int = 0
+    note: str = ""
+
+
+class GoldCardCharged(CardCharged, name="letters.GoldCardCharged"):
+    pass
+
+
+class Service:
+    """A handler's outside world: it fails for the orders it is told to fail for."""
+
+    def __init__(self) -> None:
+        self.handled: list[int] = []
+        self.failing: set[int] = set()
+        self.seen: list[tuple[Message, str]] = []
+
+    async def redeliver(self, message: Message, handler: str) -> Exception | None:
+        self.seen.append((message, handler))
+        assert isinstance(message, (ChargeCard, CardCharged))
+        if message.order in self.failing:
+            return ConnectionError(f"order {message.order} again")
+        self.handled.append(message.order)
+        return None
+
+
+def make_store(kind: str, folder: Path, **options: Any) -> DeadLetterStore:
+    if kind == "memory":
+        return MemoryDeadLetterStore(**options)
+    return SqliteDeadLetterStore(folder / "letters.db", **options)
+
+
+@asynccontextmanager
+async def opened_queue(
+    kind: str, folder: Path, **options: Any
+) -> AsyncGenerator[tuple[DeadLetterQueue, Service, VirtualClock]]:
+    clock = VirtualClock()
+    queue = DeadLetterQueue(make_store(kind, folder, **options), clock=clock)
+    service = Service()
+    queue.connect(service.redeliver)
+    async with queue:
+        yield queue, service, clock
+
+
+def bury(
+    queue: DeadLetterQueue,
+    message: Message,
+    *,
+    handler: str = "charge",
+    error: BaseException | None = None,
+    attempts: int = 3,
+    answered: bool = False,
+) -> DeadLetterEntry:
+    """Add a letter that must be taken."""
+    letter = queue.add(
+        message,
+        handler=handler,
+        error=ConnectionError("down") if error is None else error,
+        attempts=attempts,
+        first_attempt=queue._clock.time(),  # pyright: ignore[reportPrivateUsage]
+        reason="retries exhausted",
+        answered=answered,
+    )
+    assert letter is not None
+    return letter
+
+
+def bury_orders(queue: DeadLetterQueue, number: int) -> list[DeadLetterEntry]:
+    return [bury(queue, CardCharged(order=order)) for order in range(number)]

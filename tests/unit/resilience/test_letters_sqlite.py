@@ -1,0 +1,402 @@
+"""The SQLite store alone: files it cannot use, loads it cannot bear, plans of its questions."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from msgbus import (
+    ConfigurationError,
+    DeadLetterDroppedEvent,
+    DeadLetterRefusedEvent,
+    DeadLetterStoreError,
+    SystemEvent,
+)
+from msgbus.resilience import (
+    DeadLetterQueue,
+    LetterFilter,
+    LetterStatus,
+    MemoryDeadLetterStore,
+    Overflow,
+    SqliteDeadLetterStore,
+)
+from msgbus.resilience import sqlite_schema as schema
+from msgbus.resilience.stores import Record
+from msgbus.testing.letters import letter
+from tests.fakes import logged
+from tests.unit.resilience.letter_fakes import CardCharged, bury, bury_orders
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Another process, as it were, that writes and does not end."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+async def prepared(path: Path) -> None:
+    """A file that is there already."""
+    async with DeadLetterQueue(SqliteDeadLetterStore(path)):
+        pass
+
+
+# -- files that cannot be used -----------------------------------------------------------------
+
+
+async def refusal(path: Path) -> str:
+    store = SqliteDeadLetterStore(path, timeout=0.01)
+    with pytest.raises(DeadLetterStoreError) as caught:
+        await store.open()
+    await store.close()
+    return str(caught.value)
+
+
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    text = await refusal(tmp_path / "missing" / "letters.db")
+
+    assert f"The folder {tmp_path / 'missing'} does not exist. Create it" in text
+
+
+async def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    assert "is a folder" in await refusal(tmp_path)
+
+
+async def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes, many of them, and no database at all" * 20)
+
+    assert "is not a SQLite database" in await refusal(path)
+
+    assert path.read_text().startswith("my notes")
+
+
+async def test_the_database_of_another_application_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE orders (number)")
+
+    assert "not one of dead letters" in await refusal(path)
+
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("orders",)]
+
+
+async def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "letters.db"
+    await prepared(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION + 1}")
+
+    assert "has schema version 2; this msgbus knows up to 1. Upgrade" in await refusal(path)
+
+
+async def test_a_locked_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "letters.db"
+    await prepared(path)
+
+    with locked(path):
+        assert "is locked: another process" in await refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (sqlite3.SQLITE_READONLY, "cannot be written. Check the permissions"),
+        (sqlite3.SQLITE_FULL, "the disk is full"),
+        (sqlite3.SQLITE_IOERR, "broken disk"),
+    ],
+)
+def test_what_the_disk_says_is_explained(code: int, text: str, tmp_path: Path) -> None:
+    error = sqlite3.OperationalError("broken disk")
+    error.sqlite_errorcode = code | (1 << 8)  # with an extended part
+
+    assert text in str(schema.explained(error, tmp_path / "letters.db"))
+
+
+@pytest.mark.parametrize("options", [{"max_size": 0}, {"buffer": 0}])
+def test_sizes_are_above_zero(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="above 0"):
+        SqliteDeadLetterStore(tmp_path / "x", **options)
+
+
+def test_the_size_of_the_memory_store_is_above_zero() -> None:
+    with pytest.raises(ConfigurationError, match="above 0"):
+        MemoryDeadLetterStore(max_size=0)
+
+
+# -- loads it cannot bear ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overflow", Overflow)
+async def test_adding_never_waits_for_a_file_that_is_locked(
+    overflow: Overflow, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "letters.db"
+    store = SqliteDeadLetterStore(path, overflow=overflow, buffer=5, timeout=0.01)
+    queue = DeadLetterQueue(store)
+    heard: list[SystemEvent] = []
+    queue.on_event(heard.append)
+    async with queue:
+        with locked(path):
+            began = time.perf_counter()
+            kept = [add_order(queue, number) for number in range(200)]
+            took = time.perf_counter() - began
+            # Reading goes on meanwhile.
+            assert await queue.find() == []
+
+        await queue.store.flush()
+        lost = queue.dropped + queue.refused
+        assert took < 5  # it took for ever where adding waited for room
+        assert await queue.count() == 5
+        assert lost == 195
+        if overflow is Overflow.REJECT:
+            assert (kept.count(True), queue.added, queue.refused) == (5, 5, 195)
+        assert len(logged(caplog, "dead_letter_dropped")) == queue.dropped
+        assert len(logged(caplog, "dead_letter_refused")) == queue.refused
+    told = [
+        one for one in heard if isinstance(one, DeadLetterDroppedEvent | DeadLetterRefusedEvent)
+    ]
+    assert len(told) == lost
+
+
+def add_order(queue: DeadLetterQueue, number: int) -> bool:
+    letter = queue.add(
+        CardCharged(order=number), handler="charge", error=ValueError("no"), attempts=1,
+        first_attempt=0.0, reason="not retried",
+    )  # fmt: skip
+    return letter is not None
+
+
+async def test_letters_wait_in_memory_until_a_lock_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "letters.db"
+    async with DeadLetterQueue(SqliteDeadLetterStore(path, timeout=0.01)) as queue:
+        with locked(path):
+            letters = bury_orders(queue, 3)
+            with pytest.raises(DeadLetterStoreError, match="is locked"):
+                await queue.store.flush()
+
+        await queue.store.flush()
+
+        assert [one.letter_id for one in await queue.find()] == [one.letter_id for one in letters]
+        assert (queue.refused, queue.dropped) == (0, 0)
+
+
+async def test_what_cannot_be_written_at_the_end_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "letters.db"
+    queue = DeadLetterQueue(SqliteDeadLetterStore(path, timeout=0.01))
+    await queue.open()
+    with locked(path):
+        bury_orders(queue, 3)
+        await queue.close()
+
+    assert queue.refused == 3
+    assert "is locked" in logged(caplog, "dead_letter_refused")[0]["reason"]
+
+
+async def test_a_disk_that_refuses_is_told_and_harms_no_caller(tmp_path: Path) -> None:
+    queue = DeadLetterQueue(SqliteDeadLetterStore(tmp_path / "missing" / "letters.db"))
+    heard: list[SystemEvent] = []
+    queue.on_event(heard.append)
+
+    bury_orders(queue, 2)
+    await queue.close()
+
+    refused = [event for event in heard if isinstance(event, DeadLetterRefusedEvent)]
+    assert queue.refused == len(refused) == 2
+    assert "does not exist" in refused[0].reason
+
+
+async def test_a_letter_that_cannot_be_written_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    async with DeadLetterQueue(SqliteDeadLetterStore(tmp_path / "letters.db")) as queue:
+        bury(queue, CardCharged(order=1), attempts=2**70)
+        bury(queue, CardCharged(order=2))
+
+        found = await queue.find()
+
+        assert len(found) == 1
+        assert queue.refused == 1
+
+
+async def test_callbacks_run_on_the_event_loop_whichever_thread_finds_out(tmp_path: Path) -> None:
+    store = SqliteDeadLetterStore(tmp_path / "letters.db", max_size=1)
+    threads: set[int] = set()
+    told = anyio.Event()
+
+    def hear(event: SystemEvent) -> None:
+        threads.add(threading.get_ident())
+        if isinstance(event, DeadLetterDroppedEvent):
+            told.set()
+
+    async with DeadLetterQueue(store) as queue:
+        queue.on_event(hear)
+        bury_orders(queue, 2)
+        with anyio.fail_after(30):
+            await told.wait()
+
+    assert threads == {threading.get_ident()}
+
+
+# -- life --------------------------------------------------------------------------------------
+
+
+async def test_a_closed_store_refuses_and_can_be_opened_again(tmp_path: Path) -> None:
+    queue = DeadLetterQueue(SqliteDeadLetterStore(tmp_path / "letters.db"))
+    async with queue:
+        bury(queue, CardCharged(order=1))
+    assert not add_order(queue, 2)
+    with pytest.raises(DeadLetterStoreError, match="is closed"):
+        await queue.find()
+
+    async with queue:
+        assert [one.message for one in await queue.find()] == [CardCharged(order=1)]
+    assert queue.refused == 1
+
+
+async def test_a_store_needs_no_open(tmp_path: Path) -> None:
+    queue = DeadLetterQueue(SqliteDeadLetterStore(tmp_path / "letters.db"))
+
+    assert await queue.count() == 0
+    await queue.close()
+
+
+def test_what_was_added_is_written_before_the_process_ends(tmp_path: Path) -> None:
+    program = """
+import sys
+from msgbus.resilience import DeadLetterQueue, SqliteDeadLetterStore
+from msgbus.testing.letters import Checked
+queue = DeadLetterQueue(SqliteDeadLetterStore(sys.argv[1]))
+for number in range(500):
+    queue.add(Checked(number=number), handler="h", error=ValueError("x"), attempts=1,
+              first_attempt=0.0, reason="r")
+"""
+    path = tmp_path / "letters.db"
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=50)
+
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM letters").fetchone() == (500,)
+
+
+async def test_a_store_that_nobody_closes_ends_with_its_last_user(tmp_path: Path) -> None:
+    store = SqliteDeadLetterStore(tmp_path / "letters.db")
+    assert await store.count(LetterFilter()) == 0
+    gone = weakref.ref(store)
+    (thread,) = [one for one in threading.enumerate() if one.name == "msgbus-dead-letters"]
+
+    del store
+    gc.collect()
+
+    assert gone() is None
+    await anyio.to_thread.run_sync(thread.join, 30)
+    assert not thread.is_alive()
+
+
+async def test_files_and_threads_do_not_pile_up(tmp_path: Path) -> None:
+    def opened() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    async def use() -> None:
+        async with DeadLetterQueue(SqliteDeadLetterStore(tmp_path / "letters.db")) as queue:
+            bury(queue, CardCharged())
+            await queue.find()
+
+    await use()
+    before = opened()
+
+    for _ in range(20):
+        await use()
+
+    assert opened() <= before
+
+
+# -- plans -------------------------------------------------------------------------------------
+
+MORNING = datetime(2026, 1, 1, tzinfo=UTC)
+
+PLANS: list[tuple[str, dict[str, Any], str]] = [
+    ("status", {}, "letters_by_status (status=? AND rowid>?)"),
+    ("type", {"message_types": frozenset({"a"})}, "letters_by_type (message_type=? AND status=?"),
+    ("handler", {"handler": "a"}, "letters_by_handler (handler=? AND status=?"),
+    ("error", {"error_type": "a"}, "letters_by_error (error_type=? AND status=?"),
+    ("session", {"session_id": "a"}, "letters_by_session (session_id=? AND status=?"),
+    ("since", {"since": MORNING}, "letters_by_time (status=? AND last_attempt>?"),
+    ("until", {"until": MORNING}, "letters_by_time (status=? AND last_attempt<?"),
+    ("answered", {"answered": True}, "letters_by_status (status=?"),
+    ("any status", {"status": None, "handler": "a"}, "letters_by_handler (handler=?"),
+]
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
+    """A file with letters of every kind in it."""
+    path = tmp_path_factory.mktemp("plans") / "letters.db"
+    with closing(schema.connect(path, timeout=5)) as connection:
+        schema.prepare(connection, path)
+        for number in range(300):
+            one = letter(handler=f"h{number % 7}", minute=number, session_id=f"s{number % 50}")
+            connection.execute(schema.INSERT, schema.row_of(Record(one)))
+        yield connection
+
+
+def plan(connection: sqlite3.Connection, sql: str, values: list[Any]) -> list[str]:
+    return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
+
+
+@pytest.mark.parametrize(
+    ("filters", "index"), [one[1:] for one in PLANS], ids=[o[0] for o in PLANS]
+)
+def test_a_filtered_page_reads_an_index_and_never_the_whole_table(
+    filters: dict[str, Any], index: str, analysed: sqlite3.Connection
+) -> None:
+    steps = plan(analysed, *schema.page_query(LetterFilter(**filters), "5", 100))
+
+    assert any(index in step for step in steps), steps
+    assert not [step for step in steps if step.startswith("SCAN letters")], steps
+
+
+@pytest.mark.parametrize(
+    ("filters", "index"), [one[1:] for one in PLANS], ids=[o[0] for o in PLANS]
+)
+def test_a_count_reads_an_index(
+    filters: dict[str, Any], index: str, analysed: sqlite3.Connection
+) -> None:
+    steps = plan(analysed, *schema.count_query(LetterFilter(**filters)))
+
+    assert not [step for step in steps if step.startswith("SCAN")], (index, steps)
+
+
+def test_groups_read_one_index_alone_and_sort_no_letters(analysed: sqlite3.Connection) -> None:
+    steps = plan(analysed, *schema.groups_query(LetterFilter()))
+
+    assert "SEARCH letters USING COVERING INDEX letters_by_group (status=?)" in steps
+    assert "USE TEMP B-TREE FOR GROUP BY" not in steps
+
+
+def test_a_page_of_one_status_needs_no_sorting(analysed: sqlite3.Connection) -> None:
+    steps = plan(analysed, *schema.page_query(LetterFilter(handler="h1"), None, 100))
+
+    assert not [step for step in steps if "TEMP B-TREE" in step and "ORDER BY" in step], steps
+
+
+def test_letters_by_claim_are_found_by_index(analysed: sqlite3.Connection) -> None:
+    (step,) = plan(analysed, schema.CLAIMED, [])
+
+    assert step.startswith("SEARCH letters USING INDEX letters_by_")
+    assert LetterStatus.REPLAYING.value in schema.CLAIMED
