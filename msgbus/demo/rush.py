@@ -100,8 +100,8 @@ async def run(plan: Plan, watch: Callable[[Till, Shop], None]) -> Outcome:
         await _rush(bus, plan, till, shop)
         await shop.wait_for_reviews(till.reviews_soon)
         await _all_receipts(bus)
-        aftermath = await clear_up(bus)
         watching.cancel_scope.cancel()
+    aftermath = await clear_up(bus)
     calls.resume()
     drain = await bus.stop()
     seconds = time.perf_counter() - began
