@@ -8,6 +8,7 @@ from typing import Final
 from benchmarks import (
     commands,
     creation,
+    dispatch,
     events,
     growth,
     imports,
@@ -16,6 +17,7 @@ from benchmarks import (
     memory,
     parts,
     peers,
+    topics,
 )
 from benchmarks.rows import Row
 
@@ -29,6 +31,8 @@ ROWS: Final[tuple[Row, ...]] = (
     *creation.ROWS,
     *memory.ROWS,
     *growth.ROWS,
+    *topics.ROWS,
+    *dispatch.ROWS,
     *letters.ROWS,
     *imports.ROWS,
 )

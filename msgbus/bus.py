@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import anyio
 
@@ -26,6 +26,7 @@ from msgbus.receipts import DrainReport
 from msgbus.registrar import Registrar
 from msgbus.registrations import Registration
 from msgbus.registry import HandlerRegistry, IRegistry
+from msgbus.requests import RequestSide
 from msgbus.runtime import current_runtime
 from msgbus.session import BusSession
 from msgbus.shutdown import drain, end, workers_gone
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=Event)
 
 
-class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
+class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
     """Commands to their one handler, events to all of theirs.
 
     ```python
@@ -217,8 +218,15 @@ class MessageBus(CommandSide, EventSide, Registrar[Subscription]):
             self._core, session_id, registries=registries, provide=provide, headers=headers
         )
 
-    def stream(self, event_type: type[E], *, buffer: int = 1000) -> EventStream[E]:
-        """Events as an iterator: `async with bus.stream(OrderPlaced) as events:`."""
+    @overload
+    def stream(self, event_type: type[E], *, buffer: int = 1000) -> EventStream[E]: ...
+    @overload
+    def stream(self, event_type: str, *, buffer: int = 1000) -> EventStream[Event]: ...
+    def stream(self, event_type: Any, *, buffer: int = 1000) -> EventStream[Any]:
+        """Events as an iterator: `async with bus.stream(OrderPlaced) as events:`.
+
+        Of a class and its subclasses, or of topics: `bus.stream("shop.**")`.
+        """
         if buffer < 1:
             message = f"buffer must be at least 1, not {buffer}."
             raise ValueError(message)

@@ -23,6 +23,7 @@ from msgbus.messages import (
     metadata_of,
     peek,
     require_event,
+    topic_of,
 )
 from msgbus.metadata import Metadata, Root
 
@@ -200,6 +201,11 @@ class Context:
     def headers(self) -> Mapping[str, str]:
         """The message's headers; messages sent from here inherit them."""
         return self.message.headers
+
+    @property
+    def topic(self) -> str:
+        """The topic of the message: the one it was published under, else its class's."""
+        return topic_of(self.message)
 
     def emit(self, event: Event) -> None:
         """Publish `event` once the handler, and all middleware around it, have succeeded.

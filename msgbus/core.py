@@ -19,7 +19,7 @@ from msgbus.lanes import Lane
 from msgbus.lifecycle import EventHandlerFailedEvent, LifecyclePort
 from msgbus.messages import Message, metadata_of
 from msgbus.middleware.chain import MiddlewareEntry, build_chain
-from msgbus.plans import CommandPlan, EventPlan
+from msgbus.plans import CommandPlan, EventPlan, TopicPlans
 from msgbus.queue import BoundedEventQueue
 from msgbus.quiescence import Quiescence
 from msgbus.registrations import Registration, registration_faults
@@ -86,6 +86,8 @@ class BusCore(Quiescence):
         """Grows with every change, so that sessions know when their plans are old."""
         self.commands: dict[type, CommandPlan] = {}
         self.events: dict[type, EventPlan] = {}
+        self.topics = TopicPlans()
+        """Of events published under another topic than their class's."""
         self._threads = ThreadPool(config.max_threads)
         registry.watch(self.refresh)
 
@@ -99,6 +101,7 @@ class BusCore(Quiescence):
         self.version += 1
         for plan in self.events.values():
             plan.settle_accounts()
+        self.topics.forget()
         self.commands.clear()
         self.events.clear()
         self.lifecycle.forget()
@@ -107,6 +110,7 @@ class BusCore(Quiescence):
         """Bring into the ledger what live plans have counted."""
         for plan in self.events.values():
             plan.settle_accounts()
+        self.topics.settle_accounts()
         for session in self.sessions.values():
             session.settle_accounts()
 
@@ -123,28 +127,49 @@ class BusCore(Quiescence):
             registration = self.registry.command_handler(command_type, session_id)
             if registration is None:
                 raise MissingHandlerError(command_type, session_id=session_id)
-            counts = self.ledger.command(registration.name, registration.message_type.__name__)
+            counts = self.ledger.command(registration.name, registration.target_name)
             call = self.chain(registration, session)
             plan = CommandPlan(self.bus, registration, call, counts)
             if self.accepting:
                 plans[command_type] = plan
         return plan
 
-    def event_plan(self, event_type: type[Message], session: BusSession | None) -> EventPlan:
-        """Where to put such an event."""
+    def event_plan(
+        self, event_type: type[Message], session: BusSession | None, topic: str | None = None
+    ) -> EventPlan:
+        """Where to put such an event; `topic` if it is published under one of its own."""
+        if topic is not None:
+            return self._topic_plan(event_type, session, topic)
         plans = self.events if session is None else session.event_plans(self.version)
         plan = plans.get(event_type)
         if plan is None:
-            session_id = None if session is None else session.session_id
-            lanes = [
-                self.lane_of(registration, session)
-                for registration in self.registry.event_handlers(event_type, session_id)
-            ]
-            counts = self.ledger.event(event_type.__name__)
-            plan = EventPlan(lanes, counts, is_kept=self.accepting)
+            plan = self._make_event_plan(event_type, session, None)
             if self.accepting:
                 plans[event_type] = plan
         return plan
+
+    def _topic_plan(
+        self, event_type: type[Message], session: BusSession | None, topic: str
+    ) -> EventPlan:
+        plans = self.topics if session is None else session.topic_plans(self.version)
+        plan = plans.get(event_type, topic)
+        if plan is None:
+            plan = self._make_event_plan(event_type, session, topic)
+            if self.accepting:
+                plans.keep(event_type, topic, plan)
+        return plan
+
+    def _make_event_plan(
+        self, event_type: type[Message], session: BusSession | None, topic: str | None
+    ) -> EventPlan:
+        session_id = None if session is None else session.session_id
+        if topic is None:
+            handlers = self.registry.event_handlers(event_type, session_id)
+        else:
+            handlers = self.registry.event_handlers(event_type, session_id, topic)
+        lanes = [self.lane_of(registration, session) for registration in handlers]
+        counts = self.ledger.event(event_type.__name__)
+        return EventPlan(lanes, counts, is_kept=self.accepting)
 
     def lane_of(self, registration: Registration, session: BusSession | None) -> Lane:
         """The handler's lane, made at its first event; open if the bus runs."""
@@ -156,7 +181,7 @@ class BusCore(Quiescence):
                 registration.name,
                 registration.queue or self.config.queue,
                 self.clock,
-                self.ledger.lane(registration.name, registration.message_type.__name__),
+                self.ledger.lane(registration.name, registration.target_name),
             )
             lane = Lane(self, registration, queue, session_id)
             lane.is_retried = self.bus.is_retried(registration)

@@ -8,6 +8,7 @@ MsgBusError
 │  ├─ DuplicateHandlerError      a second handler for one command, or a second handler of one name
 │  ├─ MissingHandlerError        a command nobody handles (LookupError)
 │  ├─ MissingProviderError       a dependency nobody provides (LookupError)
+│  ├─ InvalidTopicError          text that is no topic or no pattern of topics (ValueError)
 │  └─ MissingExtraError          an optional package that is not installed (ImportError)
 ├─ WrongMessageTypeError         not a Command for `execute`, not an Event for `publish` (TypeError)
 ├─ BusStateError                 right call, wrong moment
@@ -16,12 +17,25 @@ MsgBusError
 │  ├─ SessionClosedError         the session has ended, or was never entered
 │  ├─ DuplicateSessionError      a live session already has this id
 │  ├─ SessionMismatchError       the message belongs to another session
-│  └─ InsideHandlerError         waiting here for all handlers would wait for oneself
+│  ├─ InsideHandlerError         waiting here for all handlers would wait for oneself
+│  ├─ EngineFrozenError          a dispatch engine takes no more dispatchers and routes
+│  └─ EngineNotFrozenError       a dispatch engine must be frozen before it dispatches
 ├─ QueueFullError                a lane can take no more
 ├─ DeliveryError                 `.handler`, `.message_type`
 │  ├─ HandlerTimeoutError        a handler ran out of time (TimeoutError)
 │  └─ MiddlewareError            a middleware broke its contract
 ├─ CircuitOpenError              a circuit breaker refused the call; `.retry_after`
+├─ RoutingError                  a message that cannot be brought where it is to go
+│  ├─ NoRouteError               no route matches its topic (LookupError)
+│  ├─ MissingEndpointError       no endpoint of that name (LookupError)
+│  ├─ NoHealthyEndpointError     all endpoints of that name are out of order; `.retry_after`
+│  ├─ EndpointFailedError        every endpoint that was tried failed; `.attempts`
+│  └─ MessageTooLargeError       `.size`, `.max_size`
+├─ RequestError                  a request that got no answer
+│  ├─ RequestTimeoutError        none in time (TimeoutError)
+│  ├─ NoReplierError             there is nobody to answer (LookupError)
+│  ├─ RequestCancelledError      it was called off
+│  └─ DuplicateRequestError      one of this correlation id is still open
 ├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
 ├─ DeadLetterError               a dead letter cannot be used as asked
 │  ├─ LetterNotFoundError        no letter has this id (LookupError)
@@ -38,7 +52,7 @@ All of them pickle.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -119,6 +133,23 @@ class MissingProviderError(ConfigurationError, LookupError):
     """A handler asks for something that nobody provides."""
 
 
+class InvalidTopicError(ConfigurationError, ValueError):
+    """Text that is no topic, or no pattern of topics; `position` is where it goes wrong."""
+
+    def __init__(
+        self, text: str, position: int, problem: str, *, what: str = "topic pattern"
+    ) -> None:
+        self.text = text
+        self.position = position
+        self.problem = problem
+        # As `repr` shows it, so that a control character does not move the caret.
+        before = len(repr(text[:position])) - 1
+        super().__init__(
+            f"{text!r} is not a {what}: at position {position}, {problem}\n"
+            f"  {text!r}\n  {' ' * before}^"
+        )
+
+
 class MissingExtraError(ConfigurationError, ImportError):
     """A feature needs an optional package that is not installed."""
 
@@ -161,6 +192,20 @@ class SessionMismatchError(BusStateError):
 
 class InsideHandlerError(BusStateError):
     """A handler asked to wait until all handlers are done, itself included."""
+
+
+class EngineFrozenError(BusStateError):
+    """A dispatch engine, or a registry of dispatchers, is frozen and takes nothing new."""
+
+    def __init__(self, *, what: str) -> None:
+        super().__init__(
+            f"Too late for {what}: it is frozen, and what it does can no longer change. "
+            f"Register everything before freeze(), or make another one."
+        )
+
+
+class EngineNotFrozenError(BusStateError):
+    """A dispatch engine must be frozen before it dispatches."""
 
 
 class QueueFullError(MsgBusError):
@@ -208,6 +253,92 @@ class CircuitOpenError(MsgBusError):
             f"The circuit {circuit!r} is open {when}: what it guards has failed too often. "
             f"Nothing was called."
         )
+
+
+class RoutingError(MsgBusError):
+    """A message cannot be brought where it is to go."""
+
+
+class NoRouteError(RoutingError, LookupError):
+    """No route matches the topic."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        super().__init__(
+            f"No route for {topic!r}. Register one: router.register_route({topic!r}, endpoint_id)."
+        )
+
+
+class MissingEndpointError(RoutingError, LookupError):
+    """There is no endpoint, and no group of endpoints, of this name."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        super().__init__(
+            f"No endpoint and no group is called {endpoint!r}. "
+            f"Register one: endpoints.register(Endpoint({endpoint!r}, send))."
+        )
+
+
+class NoHealthyEndpointError(RoutingError):
+    """All endpoints of this name are out of order; nothing was sent."""
+
+    def __init__(self, endpoint: str, *, reasons: Mapping[str, str], retry_after: float) -> None:
+        self.endpoint = endpoint
+        self.reasons = dict(reasons)
+        self.retry_after = retry_after
+        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        super().__init__(
+            f"No healthy endpoint for {endpoint!r} ({listed}). Try again in {retry_after:g} s."
+        )
+
+
+class EndpointFailedError(RoutingError):
+    """Every endpoint that was tried failed; `attempts` says how, secrets removed."""
+
+    def __init__(self, endpoint: str, *, attempts: Sequence[tuple[str, str]]) -> None:
+        self.endpoint = endpoint
+        self.attempts = tuple(attempts)
+        listed = "; ".join(f"{name}: {error}" for name, error in attempts)
+        super().__init__(f"Could not deliver to {endpoint!r}: {listed}.")
+
+
+class MessageTooLargeError(RoutingError):
+    """The payload is larger than may be delivered."""
+
+    def __init__(self, message_type: str, *, size: int, max_size: int) -> None:
+        self.message_type = message_type
+        self.size = size
+        self.max_size = max_size
+        super().__init__(
+            f"{message_type} has {size:,} bytes; at most {max_size:,} are delivered. "
+            f"Send a reference to the data instead, or raise max_message_size."
+        )
+
+
+class RequestError(MsgBusError):
+    """A request got no answer."""
+
+
+class RequestTimeoutError(RequestError, TimeoutError):
+    """No answer came in time."""
+
+    def __init__(self, what: str, *, seconds: float) -> None:
+        self.what = what
+        self.seconds = seconds
+        super().__init__(f"No answer to {what} within {seconds:g} s.")
+
+
+class NoReplierError(RequestError, LookupError):
+    """There is nobody who could answer."""
+
+
+class RequestCancelledError(RequestError):
+    """The request was called off before an answer came."""
+
+
+class DuplicateRequestError(RequestError):
+    """A request of this correlation id is still open."""
 
 
 class SettleTimeoutError(MsgBusError, TimeoutError):

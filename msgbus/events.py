@@ -56,12 +56,13 @@ class EventSide:
         Args:
             event: What happened.
             headers: Text that flows with it to everything it causes.
-            topic: The topic to publish under, instead of the class's own.
+            topic: The topic to publish under, instead of the class's own; the event keeps it.
             delay: Seconds to wait before it is published; the receipt can cancel it.
             at: The time at which to publish it; must know its time zone.
 
         Raises:
             WrongMessageTypeError: It is no event.
+            InvalidTopicError: `topic` is no topic; patterns are for handlers.
             BusClosedError: The bus is stopping or has stopped.
             QueueFullError: A queue is full and waiting is impossible: in a handler whose
                 overflow is used up, or before `start`.
@@ -162,7 +163,7 @@ class EventSide:
         self._core.require_open("publish on", outer)
         meta = fix_in_frame(event, outer, headers=headers, topic=topic)
         session = self._core.sessions.get(meta.session_id) if meta.session_id else None
-        return self._core.event_plan(type(event), session)
+        return self._core.event_plan(type(event), session, meta.topic)
 
     async def _filter_and_admit(
         self, event: Event, plan: EventPlan, outer: Frame | None

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, cast, final
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypeVar
 
-from msgbus.errors import MessageDefinitionError, SessionMismatchError, WrongMessageTypeError
+from msgbus.errors import (
+    InvalidTopicError,
+    MessageDefinitionError,
+    SessionMismatchError,
+    WrongMessageTypeError,
+)
 from msgbus.metadata import ROOT, Metadata, Root
+from msgbus.routing.topics import check_topic
 
 R = TypeVar("R", default=None)
 
@@ -100,6 +106,7 @@ class Message(BaseModel):
         if version < 1:
             message = f"{cls.__name__} has version={version}; versions count from 1."
             raise MessageDefinitionError(message)
+        _check_wire_text(cls, name=name, topic=topic)
         if key is None and hasattr(cls, "__wire__"):
             key = cls.__wire__.key
         cls.__wire__ = Wire(name or cls.__name__, version, topic, key)
@@ -163,6 +170,18 @@ class Message(BaseModel):
         meta = state.pop("__meta__", None)
         super().__setstate__(state)
         set_meta(self, meta)
+
+
+def _check_wire_text(cls: type[Message], **given: str | None) -> None:
+    """Raise unless the name and the topic can be published under; the name is one, too."""
+    for keyword, text in given.items():
+        if text is None:
+            continue
+        try:
+            check_topic(text)
+        except InvalidTopicError as error:
+            message = f"{cls.__name__} has {keyword}={text!r}. {error}"
+            raise MessageDefinitionError(message) from None
 
 
 set_meta: Final[Callable[[Message, Metadata | Root | None], None]] = Message.__dict__[
@@ -238,6 +257,18 @@ def message_type_of(handled: object) -> type[Message]:
     return type(first_message(handled))
 
 
+def class_topic(message_type: type[Message]) -> str:
+    """What messages of a class are published under: its `topic=`, else its wire name."""
+    wire = message_type.__wire__
+    return wire.topic or wire.name
+
+
+def topic_of(message: Message) -> str:
+    """What a message was or will be published under: its own topic, else its class's."""
+    meta = peek(message)
+    return (None if meta is None else meta.topic) or class_topic(type(message))
+
+
 def metadata_of(message: Message) -> Metadata:
     """The message's metadata, made now if it was not yet."""
     meta = peek(message)
@@ -276,7 +307,10 @@ def fix(  # noqa: C901 (one decision table)
 
     Raises:
         SessionMismatchError: It already belongs to another session than `session_id`.
+        InvalidTopicError: `topic` is no topic.
     """
+    if topic is not None:
+        check_topic(topic)
     meta = peek(message)
     if parent is None and session_id is None and not headers and topic is None:
         if meta is None:

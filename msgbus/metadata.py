@@ -33,6 +33,7 @@ class Root:
     __slots__ = ()
     fixed = True
     session_id = None
+    topic = None
     from_system = False
 
 

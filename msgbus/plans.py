@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Final, final
 
 from msgbus.queue import Gated, gate_by_priority
 from msgbus.receipts import PublishReceipt, PublishStatus
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from msgbus.messages import Event
     from msgbus.registrations import Registration
     from msgbus.telemetry.stats import CommandCounts, EventCounts
+
+TOPICS_KEPT: Final = 5_000
+"""So many plans for topics are kept, and as many that were in use before them."""
 
 
 @final
@@ -75,3 +78,50 @@ class EventPlan:
         if len(set(self._priorities)) <= 1:
             return (event,) * len(self.queues)
         return gate_by_priority(event, self._priorities)
+
+
+@final
+class TopicPlans:
+    """Plans of events that were published under a topic of their own; a bounded number.
+
+    What is found again moves from the old half to the young one, and what is not is
+    forgotten with its half, so topics that are seen once do not push out those in use.
+    """
+
+    __slots__ = ("_old", "_young")
+
+    def __init__(self) -> None:
+        self._young: dict[tuple[type, str], EventPlan] = {}
+        self._old: dict[tuple[type, str], EventPlan] = {}
+
+    def get(self, event_type: type, topic: str) -> EventPlan | None:
+        """The plan, if it is kept."""
+        plan = self._young.get((event_type, topic))
+        if plan is None:
+            plan = self._old.pop((event_type, topic), None)
+            if plan is not None:
+                self.keep(event_type, topic, plan)
+        return plan
+
+    def keep(self, event_type: type, topic: str, plan: EventPlan) -> None:
+        """Keep a plan."""
+        if len(self._young) >= TOPICS_KEPT:
+            for forgotten in self._old.values():
+                forgotten.settle_accounts()
+            self._old, self._young = self._young, {}
+        self._young[event_type, topic] = plan
+
+    def settle_accounts(self) -> None:
+        """Bring into the ledger what the plans have counted."""
+        for plans in (self._young, self._old):
+            for plan in plans.values():
+                plan.settle_accounts()
+
+    def forget(self) -> None:
+        """The handlers have changed: begin anew."""
+        self.settle_accounts()
+        self._young = {}
+        self._old = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)

@@ -41,6 +41,10 @@ class BusPortal:
         """Execute a command and give its value, or raise the handler's own exception."""
         return self._runtime.run_from_thread(lambda: self._bus.call(command, timeout=timeout))
 
-    def publish(self, event: Event, *, headers: Mapping[str, str] | None = None) -> PublishReceipt:
+    def publish(
+        self, event: Event, *, headers: Mapping[str, str] | None = None, topic: str | None = None
+    ) -> PublishReceipt:
         """Publish an event; waits for room as `bus.publish` does."""
-        return self._runtime.run_from_thread(lambda: self._bus.publish(event, headers=headers))
+        return self._runtime.run_from_thread(
+            lambda: self._bus.publish(event, headers=headers, topic=topic)
+        )

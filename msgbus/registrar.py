@@ -24,8 +24,8 @@ from msgbus.messages import Command, Event, R
 from msgbus.registrations import (
     Registration,
     make_registration,
+    read_event_target,
     require_command_type,
-    require_event_type,
 )
 
 if TYPE_CHECKING:
@@ -91,6 +91,26 @@ class OnListDecorator(Protocol[E]):
         ...
 
 
+class OnTopicDecorator(Protocol):
+    """Takes a handler of any class of events and gives it back unchanged."""
+
+    def __call__(
+        self, handler: Callable[Concatenate[E, P], T_co], /
+    ) -> Callable[Concatenate[E, P], T_co]:
+        """Register the handler."""
+        ...
+
+
+class OnTopicListDecorator(Protocol):
+    """Takes a handler of lists of any class of events and gives it back unchanged."""
+
+    def __call__(
+        self, handler: Callable[Concatenate[list[E], P], T_co], /
+    ) -> Callable[Concatenate[list[E], P], T_co]:
+        """Register the handler."""
+        ...
+
+
 class Registrar(ABC, Generic[T_co]):
     """Registration by call and by decorator; where it ends up is the subclass's business."""
 
@@ -132,7 +152,7 @@ class Registrar(ABC, Generic[T_co]):
     @overload
     def register_event_handler(
         self,
-        event_type: type[E],
+        event_type: type[E] | str,
         handler: Callable[[E], Any],
         *,
         batch: Literal[False] = False,
@@ -141,7 +161,7 @@ class Registrar(ABC, Generic[T_co]):
     @overload
     def register_event_handler(
         self,
-        event_type: type[E],
+        event_type: type[E] | str,
         handler: Callable[[list[E]], Any],
         *,
         batch: Literal[True],
@@ -150,7 +170,7 @@ class Registrar(ABC, Generic[T_co]):
     @overload
     def register_event_handler(
         self,
-        event_type: type[E],
+        event_type: type[E] | str,
         handler: Callable[Concatenate[E, ...], Any],
         *,
         batch: Literal[False] = False,
@@ -159,19 +179,10 @@ class Registrar(ABC, Generic[T_co]):
     @overload
     def register_event_handler(
         self,
-        event_type: type[E],
+        event_type: type[E] | str,
         handler: Callable[Concatenate[list[E], ...], Any],
         *,
         batch: Literal[True],
-        **options: Unpack[EventOptions],
-    ) -> T_co: ...
-    @overload
-    def register_event_handler(
-        self,
-        event_type: str,
-        handler: Callable[..., Any],
-        *,
-        batch: bool = False,
         **options: Unpack[EventOptions],
     ) -> T_co: ...
     def register_event_handler(
@@ -192,8 +203,13 @@ class Registrar(ABC, Generic[T_co]):
     ) -> T_co:
         """Have `handler` called for every event of `event_type` and its subclasses.
 
+        For a topic pattern, such as `"shop.orders.*"`, it is called for every event that is
+        published under such a topic and is of the class its parameter is annotated with, but
+        never for a `SystemEvent`. A handler that is registered in two ways is called once for
+        each of them.
+
         Args:
-            event_type: The event class.
+            event_type: The event class, or a pattern of topics.
             handler: Takes the event, and by annotation a `Context` and dependencies.
             name: Its name in logs and metrics; the function's own unless given.
             priority: Higher runs first: lower handlers get an event once all higher ones
@@ -210,8 +226,9 @@ class Registrar(ABC, Generic[T_co]):
         Raises:
             HandlerSignatureError: The handler could never be called.
             DuplicateHandlerError: It is registered already, or the name is taken.
+            InvalidTopicError: The pattern is not valid.
         """
-        require_event_type(event_type)
+        message_type, pattern = read_event_target(event_type)
         _check_positive("timeout", timeout)
         _check_positive("concurrency", concurrency)
         if durable or subscription:
@@ -219,8 +236,9 @@ class Registrar(ABC, Generic[T_co]):
             message = f"{asked}: durable subscriptions need a bus with a journal."
             raise ConfigurationError(message)
         registration = make_registration(
-            cast("type[Event]", event_type),
+            message_type,
             handler,
+            pattern=pattern,
             name=name,
             priority=priority,
             concurrency=concurrency,
@@ -259,8 +277,12 @@ class Registrar(ABC, Generic[T_co]):
     ) -> OnListDecorator[E]: ...
     @overload
     def on(
-        self, event_type: str, *, batch: bool = False, **options: Unpack[EventOptions]
-    ) -> Callable[[H], H]: ...
+        self, event_type: str, *, batch: Literal[False] = False, **options: Unpack[EventOptions]
+    ) -> OnTopicDecorator: ...
+    @overload
+    def on(
+        self, event_type: str, *, batch: Literal[True], **options: Unpack[EventOptions]
+    ) -> OnTopicListDecorator: ...
     def on(self, event_type: Any, **options: Any) -> Any:
         """Decorator form of `register_event_handler`; the function stays as it is."""
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 from msgbus.config import QueueConfig
-from msgbus.errors import ConfigurationError, Fault
+from msgbus.errors import ConfigurationError, Fault, HandlerSignatureError
 from msgbus.filters import FilterLike, TypeFilter
 from msgbus.messages import Command, Event, Message, SystemEvent
-from msgbus.signatures import Signature, handler_name, read_handler
+from msgbus.routing.topics import TopicPattern
+from msgbus.signatures import Signature, handler_name, narrowed, read_handler
 
 
 @final
@@ -19,6 +20,7 @@ class Registration:
     """One handler and everything said about it when it was registered."""
 
     message_type: type[Message]
+    """The class it takes. For a handler of topics, what its parameter is annotated with."""
     handler: Callable[..., Any]
     name: str
     signature: Signature
@@ -31,11 +33,23 @@ class Registration:
     queue: QueueConfig | None = None
     named: bool = False
     """Whether the user gave the name, rather than the function."""
+    pattern: TopicPattern | None = None
+    """The topics it is registered for, if it is not for a class."""
 
     @property
     def is_command(self) -> bool:
         """Whether it handles a command rather than an event."""
         return issubclass(self.message_type, Command)
+
+    @property
+    def target(self) -> type[Message] | TopicPattern:
+        """What it is registered for."""
+        return self.pattern or self.message_type
+
+    @property
+    def target_name(self) -> str:
+        """The same as text: the name of the class, or the pattern."""
+        return self.message_type.__name__ if self.pattern is None else self.pattern.pattern
 
 
 def make_registration(
@@ -44,6 +58,7 @@ def make_registration(
     *,
     name: str | None = None,
     batch: bool = False,
+    pattern: TopicPattern | None = None,
     **options: Any,
 ) -> Registration:
     """Check a handler against what it is registered for.
@@ -51,13 +66,25 @@ def make_registration(
     Raises:
         HandlerSignatureError: It could never be called.
     """
+    if pattern is not None:
+        message_type = narrowed(handler, message_type, batch=batch)
+    try:
+        signature = read_handler(handler, message_type, batch=batch)
+    except HandlerSignatureError as error:
+        if pattern is not None:
+            error.add_note(
+                f"A handler of topics ({pattern}) is annotated with Event, or with one class of "
+                f"events that can be found from where it is defined; it then gets only those."
+            )
+        raise
     return Registration(
         message_type=message_type,
         handler=handler,
         name=name or handler_name(handler),
         named=name is not None,
-        signature=read_handler(handler, message_type, batch=batch),
+        signature=signature,
         batch=batch,
+        pattern=pattern,
         **options,
     )
 
@@ -70,18 +97,23 @@ def require_command_type(message_type: object) -> None:
         raise ConfigurationError(message)
 
 
-def require_event_type(message_type: object) -> None:
-    """Raise unless this is an event class."""
-    if isinstance(message_type, str):
+def read_event_target(target: object) -> tuple[type[Event], TopicPattern | None]:
+    """The event class that a handler takes, and its topics if `target` is a pattern.
+
+    Raises:
+        ConfigurationError: It is neither an event class nor text.
+        InvalidTopicError: It is text, but no pattern of topics.
+    """
+    if isinstance(target, str):
+        return Event, TopicPattern(target)
+    if not _is_class(target, Event):
+        shown = _shown(target)
         message = (
-            f"Topic patterns such as {message_type!r} need msgbus.routing, which this version "
-            f"does not have yet. Register for an event class instead."
+            f"{shown} is not an Event class, nor a topic pattern such as 'shop.**'; commands "
+            f"are registered with bus.handles(...)."
         )
         raise ConfigurationError(message)
-    if not _is_class(message_type, Event):
-        shown = _shown(message_type)
-        message = f"{shown} is not an Event class; commands are registered with bus.handles(...)."
-        raise ConfigurationError(message)
+    return cast("type[Event]", target), None
 
 
 def registration_faults(registrations: Iterable[Registration]) -> list[Fault]:
@@ -90,13 +122,15 @@ def registration_faults(registrations: Iterable[Registration]) -> list[Fault]:
     types_by_name: dict[str, set[type[Message]]] = {}
     for registration in registrations:
         cls = registration.message_type
-        types_by_name.setdefault(cls.__wire__.name, set()).add(cls)
-        if cls is SystemEvent:
+        if registration.pattern is None:
+            types_by_name.setdefault(cls.__wire__.name, set()).add(cls)
+        if cls is SystemEvent or (registration.pattern and issubclass(cls, SystemEvent)):
             faults.append(
                 Fault(
                     registration.name,
-                    "is registered for SystemEvent, and a system event reaches only handlers "
-                    "that name its exact class, so it is never called.",
+                    f"is registered for {registration.target_name} and takes {cls.__name__}, and "
+                    "a system event reaches only handlers that name its exact class, so it is "
+                    "never called.",
                     "Register it for the classes it wants, such as SessionEndEvent.",
                 )
             )

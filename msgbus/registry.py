@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
 
 from msgbus.errors import DuplicateHandlerError
-from msgbus.messages import Message, SystemEvent
+from msgbus.messages import Message, SystemEvent, class_topic
 from msgbus.registrar import Registrar
 from msgbus.registrations import Registration
+from msgbus.routing.topics import TopicPattern
+
+if TYPE_CHECKING:
+    from msgbus.routing.routes import Route
 
 
 @runtime_checkable
@@ -44,9 +48,13 @@ class IRegistry(Protocol):
         ...
 
     def event_handlers(
-        self, event_type: type[Message], session_id: str | None
+        self, event_type: type[Message], session_id: str | None, topic: str | None = None
     ) -> Sequence[Registration]:
-        """All handlers of the session and of the bus, highest priority first."""
+        """All handlers of the session and of the bus, highest priority first.
+
+        Those of the class, and those whose pattern matches `topic`, or the class's own if
+        it is `None`. Patterns never match a `SystemEvent`.
+        """
         ...
 
     def registrations(self) -> Iterable[tuple[str | None, Registration]]:
@@ -55,14 +63,45 @@ class IRegistry(Protocol):
 
 
 @final
+class _Topics:
+    """The handlers of one scope that are registered for topics."""
+
+    __slots__ = ("_registrations", "_router", "_routes")
+
+    def __init__(self) -> None:
+        # Not at the top: a bus without topics does without the router.
+        from msgbus.routing.router import PatternRouter
+
+        self._router = PatternRouter()
+        self._registrations: dict[Route, Registration] = {}
+        self._routes: dict[Registration, Route] = {}
+
+    def add(self, registration: Registration, pattern: TopicPattern) -> None:
+        route = self._router.register_route(pattern, registration.name, registration.priority)
+        self._registrations[route] = registration
+        self._routes[registration] = route
+
+    def remove(self, registration: Registration) -> None:
+        route = self._routes.pop(registration, None)
+        if route is not None:
+            self._router.unregister(route)
+            del self._registrations[route]
+
+    def find(self, event_type: type[Message], topic: str) -> list[Registration]:
+        found = [self._registrations[route] for route in self._router.find_all_routes(topic)]
+        return [one for one in found if issubclass(event_type, one.message_type)]
+
+
+@final
 class _Scope:
     """The handlers of the bus, or of one session."""
 
-    __slots__ = ("commands", "events", "names")
+    __slots__ = ("commands", "events", "names", "topics")
 
     def __init__(self) -> None:
         self.commands: dict[type[Message], Registration] = {}
-        self.events: dict[type[Message], list[Registration]] = {}
+        self.events: dict[type[Message] | TopicPattern, list[Registration]] = {}
+        self.topics: _Topics | None = None
         self.names: set[str] = set()
 
     def command(self, command_type: type[Message]) -> Registration | None:
@@ -72,12 +111,30 @@ class _Scope:
                 return found
         return None
 
-    def event(self, event_type: type[Message]) -> list[Registration]:
+    def event(self, event_type: type[Message], topic: str) -> list[Registration]:
         if issubclass(event_type, SystemEvent):
             # Only who names a system event gets it: a handler of all events would
             # otherwise hear about itself for ever.
             return self.events.get(event_type, [])
-        return [found for cls in event_type.__mro__ for found in self.events.get(cls, ())]
+        found = [found for cls in event_type.__mro__ for found in self.events.get(cls, ())]
+        return found if self.topics is None else found + self.topics.find(event_type, topic)
+
+    def add_event(self, registration: Registration) -> None:
+        self.events.setdefault(registration.target, []).append(registration)
+        if registration.pattern is not None:
+            self.topics = self.topics or _Topics()
+            self.topics.add(registration, registration.pattern)
+
+    def remove_event(self, registration: Registration) -> bool:
+        registered = self.events.get(registration.target, [])
+        if registration not in registered:
+            return False
+        registered.remove(registration)
+        if not registered:
+            del self.events[registration.target]
+        if self.topics is not None:
+            self.topics.remove(registration)
+        return True
 
     def all(self) -> Iterator[Registration]:
         yield from self.commands.values()
@@ -162,7 +219,7 @@ class HandlerRegistry(Registrar[Registration]):
         scope.commands[command_type] = registration
 
     def _add_event(self, scope: _Scope, registration: Registration) -> None:
-        registered = scope.events.setdefault(registration.message_type, [])
+        registered = scope.events.get(registration.target, ())
         if registration.named and registration.name in scope.names:
             message = (
                 f"There is already a handler named {registration.name!r}. "
@@ -173,11 +230,11 @@ class HandlerRegistry(Registrar[Registration]):
             one.handler == registration.handler for one in registered
         ):
             message = (
-                f"{registration.name} already handles {registration.message_type.__name__}. "
+                f"{registration.name} already handles {registration.target_name}. "
                 f"To run it twice for each event, give the second one a name=."
             )
             raise DuplicateHandlerError(message)
-        registered.append(registration)
+        scope.add_event(registration)
 
     def remove(self, registration: Registration, session_id: str | None = None) -> bool:
         """Forget one registration; false if it was not there."""
@@ -186,9 +243,7 @@ class HandlerRegistry(Registrar[Registration]):
             return False
         if scope.commands.get(registration.message_type) is registration:
             del scope.commands[registration.message_type]
-        elif registration in scope.events.get(registration.message_type, ()):
-            scope.events[registration.message_type].remove(registration)
-        else:
+        elif not scope.remove_event(registration):
             return False
         scope.names.discard(registration.name)
         self._changed()
@@ -208,12 +263,13 @@ class HandlerRegistry(Registrar[Registration]):
         return found or self._bus_scope.command(command_type)
 
     def event_handlers(
-        self, event_type: type[Message], session_id: str | None
+        self, event_type: type[Message], session_id: str | None, topic: str | None = None
     ) -> Sequence[Registration]:
         """All handlers of the session and of the bus, highest priority first."""
+        topic = topic or class_topic(event_type)
         own = self._sessions.get(session_id) if session_id is not None else None
-        found = own.event(event_type) if own is not None else []
-        found = found + self._bus_scope.event(event_type)
+        found = own.event(event_type, topic) if own is not None else []
+        found = found + self._bus_scope.event(event_type, topic)
         return sorted(found, key=lambda registration: -registration.priority)
 
     def registrations(self) -> Iterator[tuple[str | None, Registration]]:

@@ -14,6 +14,7 @@ from msgbus.injection import Provider, Providers
 from msgbus.keeper import Keeper
 from msgbus.lifecycle import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
 from msgbus.messages import Command, Event, Message, R, require_command, require_event
+from msgbus.plans import TopicPlans
 from msgbus.registrar import Registrar
 from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import log
@@ -63,6 +64,7 @@ class BusSession(Registrar[Subscription]):
         self._version = -1
         self._commands: dict[type, CommandPlan] = {}
         self._events: dict[type, EventPlan] = {}
+        self._topics = TopicPlans()
         self._keeper = Keeper(f"session {self.session_id}")
         self._kept: dict[Provider, Any] = {}
         self.attachments: dict[Registration, Any] = {}
@@ -193,17 +195,24 @@ class BusSession(Registrar[Subscription]):
         self._forget_if_older(version)
         return self._events
 
+    def topic_plans(self, version: int) -> TopicPlans:
+        """Cached plans of events with a topic of their own, as of this version."""
+        self._forget_if_older(version)
+        return self._topics
+
     def _forget_if_older(self, version: int) -> None:
         if self._version != version:
             self._version = version
             self.settle_accounts()
             self._commands = {}
             self._events = {}
+            self._topics.forget()
 
     def settle_accounts(self) -> None:
         """Bring into the ledger what its plans have counted."""
         for plan in self._events.values():
             plan.settle_accounts()
+        self._topics.settle_accounts()
 
     async def keep(self, provider: Provider, make: Callable[[], Any]) -> Any:
         """The session's own instance of something provided `per_session`."""

@@ -89,6 +89,24 @@ def read_handler(
     return Signature(is_async_callable(handler), context, dependencies)
 
 
+def narrowed(
+    handler: Callable[..., Any], message_type: type[Message], *, batch: bool
+) -> type[Message]:
+    """The class that the handler's parameter is annotated with, if it is a subclass.
+
+    Raises:
+        HandlerSignatureError: It could never be called.
+    """
+    name = handler_name(handler)
+    _check_callable(handler, name, message_type)
+    annotation = _resolve(_parameters(handler, name, message_type)[0], handler)
+    if batch:
+        (annotation,) = get_args(annotation) or (None,)
+    if isinstance(annotation, type) and issubclass(annotation, message_type):
+        return annotation
+    return message_type
+
+
 def _check_callable(handler: Callable[..., Any], name: str, message_type: type[Message]) -> None:
     if inspect.isclass(handler):
         text = (

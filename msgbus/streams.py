@@ -9,7 +9,7 @@ import anyio
 
 from msgbus.errors import BusStateError
 from msgbus.messages import Event
-from msgbus.registrations import make_registration, require_event_type
+from msgbus.registrations import make_registration, read_event_target
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
@@ -24,18 +24,19 @@ E = TypeVar("E", bound=Event)
 
 @final
 class EventStream(Generic[E]):
-    """Events of one type from the moment it is entered.
+    """Events of one type, or of some topics, from the moment it is entered.
 
     A reader that is too slow misses the oldest events rather than holding up the bus:
     `missed` counts them, and each gap is logged as `stream_lagged`.
     """
 
-    def __init__(self, core: BusCore, event_type: type[E], buffer: int) -> None:
+    def __init__(self, core: BusCore, target: type[E] | str, buffer: int) -> None:
         self._core = core
-        self._event_type = event_type
+        self._target = target
         self._buffer: deque[E] = deque(maxlen=buffer)
         self._news = anyio.Event()
         self._subscription: Subscription | None = None
+        self._target_name = ""
         self._closed = False
         self._in_gap = False
         self.missed = 0
@@ -47,8 +48,9 @@ class EventStream(Generic[E]):
         return len(self._buffer)
 
     async def __aenter__(self) -> Self:
-        require_event_type(self._event_type)
-        registration = make_registration(self._event_type, self._take, inline=True)
+        message_type, pattern = read_event_target(self._target)
+        registration = make_registration(message_type, self._take, pattern=pattern, inline=True)
+        self._target_name = registration.target_name
         self._subscription = self._core.subscribe(registration)
         self._core.streams.add(self)
         return self
@@ -77,7 +79,7 @@ class EventStream(Generic[E]):
                 log.warning(
                     "stream_lagged",
                     bus=self._core.config.name,
-                    message_type=self._event_type.__name__,
+                    message_type=self._target_name,
                     missed=self.missed,
                 )
         self._buffer.append(event)

@@ -27,8 +27,14 @@ class Subscription:
 
     @property
     def message_type(self) -> type[Message]:
-        """The event class it is registered for."""
+        """The event class it is registered for; for topics the class it takes."""
         return self._registration.message_type
+
+    @property
+    def pattern(self) -> str | None:
+        """The topics it is registered for, if it is not for a class."""
+        pattern = self._registration.pattern
+        return None if pattern is None else pattern.pattern
 
     @property
     def pending(self) -> int:
@@ -67,4 +73,4 @@ class Subscription:
         return await self._core.retire([lane], timeout)
 
     def __repr__(self) -> str:
-        return f"<Subscription {self.name} on {self.message_type.__name__}>"
+        return f"<Subscription {self.name} on {self._registration.target_name}>"

@@ -1,15 +1,29 @@
-"""A limit on how long a call may take, by the bus's clock."""
+"""Limits on how long something may take, by a clock."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgbus.clock import SystemClock
 from msgbus.errors import HandlerTimeoutError
 from msgbus.messages import message_type_of
+from msgbus.runtime import LATE, Late, finish_within, is_on_trio
 
 if TYPE_CHECKING:
     from msgbus.clock import Clock
     from msgbus.injection import Call
+
+T = TypeVar("T")
+
+
+async def in_time(coroutine: Coroutine[Any, Any, T], seconds: float, clock: Clock) -> T | Late:
+    """The value of `coroutine`, or `LATE` if it was not there in time and was cancelled."""
+    if isinstance(clock, SystemClock) and not is_on_trio():
+        return await finish_within(coroutine, seconds)
+    with clock.cancel_after(seconds):
+        return await coroutine
+    return LATE
 
 
 def with_timeout(call: Call, seconds: float, handler: str, clock: Clock) -> Call:
@@ -27,10 +41,13 @@ async def within(call: Call, message: Any, seconds: float, handler: str, clock: 
     Raises:
         HandlerTimeoutError: It did not, and was cancelled.
     """
-    with clock.cancel_after(seconds) as scope:
-        return await call(message)
-    if scope.cancelled_caught:
+    value = await in_time(_awaited(call(message)), seconds, clock)
+    if value is LATE:
         raise HandlerTimeoutError(
             handler=handler, message_type=message_type_of(message), seconds=seconds
         )
-    return None  # pragma: no cover (the scope either returned above or was caught)
+    return value
+
+
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable

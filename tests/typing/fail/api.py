@@ -35,6 +35,16 @@ async def cancelled(event: OrderCancelled) -> None: ...
 bus.subscribe(OrderPlaced, cancelled)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType]
 
 
+async def placed(command: PlaceOrder) -> None: ...
+
+
+@bus.on("shop.*")  # expect: mypy[type-var] pyright[reportArgumentType]
+async def wrong_for_topics(command: PlaceOrder) -> None: ...
+
+
+bus.subscribe("shop.*", placed)  # expect: mypy[type-var] pyright[reportCallIssue, reportArgumentType]
+
+
 async def main() -> None:
     number: int = await bus.call(PlaceOrder(sku="tea"))  # expect: mypy[arg-type] pyright[reportAssignmentType]
     await bus.execute(OrderPlaced(order_id=uuid4()))  # expect: mypy[arg-type] pyright[reportArgumentType]

@@ -19,6 +19,7 @@ from msgbus import (
     Subscription,
     TypeFilter,
     per_message,
+    topic_of,
 )
 
 
@@ -85,6 +86,28 @@ assert_type(bus.subscribe(OrderPlaced, audit), Subscription)
 assert_type(bus.subscribe(OrderPlaced, insert_all, batch=True, name="again"), Subscription)
 
 
+@bus.on("shop.**", priority=10)
+async def audit_topics(event: Event, context: Context) -> None:
+    assert_type(context.topic, str)
+
+
+@bus.on("shop.**", batch=True)
+async def audit_lists(events: list[Event]) -> None:
+    assert_type(topic_of(events[0]), str)
+
+
+@bus.on("shop.**")
+async def audit_orders(event: OrderPlaced) -> None:
+    assert_type(event.order_id, UUID)
+
+
+assert_type(bus.subscribe("shop.*", audit), Subscription)
+assert_type(bus.subscribe("shop.*", audit_orders), Subscription)
+assert_type(bus.subscribe("shop.*", audit_topics, timeout=1.0), Subscription)
+assert_type(bus.subscribe("shop.*", audit_lists, batch=True), Subscription)
+bus.subscribe("shop.*", lambda event: print(event.message_id), inline=True)
+
+
 async def timing(message: Any, call_next: CallNext) -> Any:
     return await call_next(message)
 
@@ -106,6 +129,9 @@ async def main(given: IMessageBus) -> None:
     async with bus.stream(OrderPlaced) as events:
         async for event in events:
             assert_type(event, OrderPlaced)
+    async with bus.stream("shop.**") as anything:
+        async for one in anything:
+            assert_type(one, Event)
     bus.portal().publish(OrderPlaced(order_id=uuid4()))
 
 

@@ -1,0 +1,99 @@
+"""`bus.request`: a command whose answer may come from another process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast, final
+
+from msgbus.context import current_frame
+from msgbus.errors import MissingHandlerError, NoReplierError
+from msgbus.messages import Command, R, require_command
+from msgbus.routing.requests import CorrelationManager, RequestTransport
+
+if TYPE_CHECKING:
+    from msgbus.commands import CommandSide
+    from msgbus.core import BusCore
+
+
+@final
+class LocalTransport:
+    """Requests that are answered by handlers of the same bus."""
+
+    def __init__(self, bus: CommandSide) -> None:
+        self._bus = bus
+
+    async def send(
+        self,
+        command: Command[Any],
+        correlation_id: str,
+        correlations: CorrelationManager,
+        *,
+        timeout: float,
+        headers: Mapping[str, str] | None,
+    ) -> None:
+        """Have the command handled, and answer with its value or its exception."""
+        try:
+            result = await self._bus.execute(command, timeout=timeout, headers=headers)
+        except MissingHandlerError as error:
+            raise NoReplierError(f"Nobody answers {type(command).__name__}. {error}") from error
+        if result.exception is None:
+            correlations.reply(correlation_id, result.value)
+        else:
+            correlations.fail(correlation_id, result.exception)
+
+
+class RequestSide:
+    """`request`, as part of `MessageBus`."""
+
+    _core: BusCore
+    _correlations: CorrelationManager | None = None
+    _transport: RequestTransport | None = None
+
+    @property
+    def correlations(self) -> CorrelationManager:
+        """The open requests of this bus."""
+        if self._correlations is None:
+            self._correlations = CorrelationManager(clock=self._core.clock)
+        return self._correlations
+
+    def use_transport(self, transport: RequestTransport | None) -> None:
+        """Send requests this way from now on; `None` for the bus's own handlers."""
+        self._transport = transport
+
+    async def request(
+        self,
+        command: Command[R],
+        *,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> R:
+        """Have `command` answered, here or in another process, and give the answer.
+
+        A request always ends: without an answer after `timeout` seconds, 30 if not given,
+        or when the deadline of the handler that asks has come.
+
+        Raises:
+            RequestTimeoutError: No answer came in time.
+            NoReplierError: There is nobody who could answer.
+            WrongMessageTypeError: It is no command.
+            BusClosedError: The bus is stopping or has stopped.
+            Exception: What the handler raised.
+        """
+        require_command(command)
+        outer = current_frame.get()
+        self._core.require_open("request anything on", outer)
+        correlations = self.correlations
+        seconds = correlations.timeout if timeout is None else timeout
+        if outer is not None and outer.deadline is not None:
+            seconds = min(seconds, outer.deadline - self._core.clock.now())
+        transport = self._transport
+        if transport is None:
+            self._transport = transport = LocalTransport(cast("CommandSide", self))
+
+        async def send(request_id: str) -> None:
+            await transport.send(
+                command, request_id, correlations, timeout=seconds, headers=headers
+            )
+
+        name = type(command).__name__
+        return cast("R", await correlations.request(send, timeout=seconds, what=name))

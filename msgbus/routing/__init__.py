@@ -1,0 +1,144 @@
+"""Routing: topics and who gets what is sent to them."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from msgbus.routing.balancing import Balancer, ByKey, LeastInFlight, RoundRobin, Weighted
+    from msgbus.routing.categories import MessageCategory
+    from msgbus.routing.delivery import EndpointPool
+    from msgbus.routing.dispatch import (
+        DispatchOutcome,
+        DispatchResult,
+        DispatchRoute,
+        DispatchStatus,
+    )
+    from msgbus.routing.dispatchers import DispatcherRegistry, MessageDispatcher
+    from msgbus.routing.endpoints import Endpoint, EndpointRegistry
+    from msgbus.routing.engine import MessageDispatchEngine
+    from msgbus.routing.envelope import EventEnvelope, MessageKind
+    from msgbus.routing.exchange import Delivered, MessageRouter, RoutingReport
+    from msgbus.routing.explain import Explanation, RouteMatch
+    from msgbus.routing.health import (
+        EndpointHealth,
+        EndpointRecoveredEvent,
+        EndpointUnhealthyEvent,
+        HealthMonitor,
+        HealthState,
+    )
+    from msgbus.routing.metrics import DispatcherMetrics, DispatchMetrics
+    from msgbus.routing.nats import from_nats, nats_subjects, to_nats
+    from msgbus.routing.onward import publish_on
+    from msgbus.routing.requests import (
+        CorrelationManager,
+        CorrelationStats,
+        RequestEnd,
+        RequestTransport,
+    )
+    from msgbus.routing.router import PatternRouter
+    from msgbus.routing.routes import Route
+    from msgbus.routing.topics import TopicPattern, check_topic, is_topic
+
+__all__ = [
+    "Balancer",
+    "ByKey",
+    "CorrelationManager",
+    "CorrelationStats",
+    "Delivered",
+    "DispatchMetrics",
+    "DispatchOutcome",
+    "DispatchResult",
+    "DispatchRoute",
+    "DispatchStatus",
+    "DispatcherMetrics",
+    "DispatcherRegistry",
+    "Endpoint",
+    "EndpointHealth",
+    "EndpointPool",
+    "EndpointRecoveredEvent",
+    "EndpointRegistry",
+    "EndpointUnhealthyEvent",
+    "EventEnvelope",
+    "Explanation",
+    "HealthMonitor",
+    "HealthState",
+    "LeastInFlight",
+    "MessageCategory",
+    "MessageDispatchEngine",
+    "MessageDispatcher",
+    "MessageKind",
+    "MessageRouter",
+    "PatternRouter",
+    "RequestEnd",
+    "RequestTransport",
+    "RoundRobin",
+    "Route",
+    "RouteMatch",
+    "RoutingReport",
+    "TopicPattern",
+    "Weighted",
+    "check_topic",
+    "from_nats",
+    "is_topic",
+    "nats_subjects",
+    "publish_on",
+    "to_nats",
+]
+
+_MODULES = {
+    "Balancer": "balancing",
+    "ByKey": "balancing",
+    "CorrelationManager": "requests",
+    "CorrelationStats": "requests",
+    "Delivered": "exchange",
+    "DispatchMetrics": "metrics",
+    "DispatchOutcome": "dispatch",
+    "DispatchResult": "dispatch",
+    "DispatchRoute": "dispatch",
+    "DispatchStatus": "dispatch",
+    "DispatcherMetrics": "metrics",
+    "DispatcherRegistry": "dispatchers",
+    "Endpoint": "endpoints",
+    "EndpointHealth": "health",
+    "EndpointPool": "delivery",
+    "EndpointRecoveredEvent": "health",
+    "EndpointRegistry": "endpoints",
+    "EndpointUnhealthyEvent": "health",
+    "EventEnvelope": "envelope",
+    "Explanation": "explain",
+    "HealthMonitor": "health",
+    "HealthState": "health",
+    "LeastInFlight": "balancing",
+    "MessageCategory": "categories",
+    "MessageDispatchEngine": "engine",
+    "MessageDispatcher": "dispatchers",
+    "MessageKind": "envelope",
+    "MessageRouter": "exchange",
+    "PatternRouter": "router",
+    "RequestEnd": "requests",
+    "RequestTransport": "requests",
+    "RoundRobin": "balancing",
+    "Route": "routes",
+    "RouteMatch": "explain",
+    "RoutingReport": "exchange",
+    "TopicPattern": "topics",
+    "Weighted": "balancing",
+    "check_topic": "topics",
+    "from_nats": "nats",
+    "is_topic": "topics",
+    "nats_subjects": "nats",
+    "publish_on": "onward",
+    "to_nats": "nats",
+}
+
+
+def __getattr__(name: str) -> object:
+    # Only on first use: message classes import this package for the grammar of topics, and
+    # the rest of it stands above them.
+    module = _MODULES.get(name)
+    if module is None:
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    value: object = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value

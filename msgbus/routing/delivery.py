@@ -1,0 +1,182 @@
+"""Delivery: a message to one endpoint of a group, or to the next one if that is down."""
+
+from __future__ import annotations
+
+from typing import Any, Final, final
+
+import anyio
+from pydantic_core import to_json
+
+from msgbus.clock import Clock, SystemClock
+from msgbus.errors import (
+    ConfigurationError,
+    EndpointFailedError,
+    MessageTooLargeError,
+    MissingEndpointError,
+    NoHealthyEndpointError,
+    Refusal,
+)
+from msgbus.messages import Message
+from msgbus.routing.balancing import Balancing, make_balancer
+from msgbus.routing.endpoints import Endpoint, EndpointRegistry
+from msgbus.routing.envelope import EventEnvelope
+from msgbus.routing.health import HealthMonitor, Passage
+from msgbus.runtime import LATE
+from msgbus.telemetry.redaction import redact_exception
+from msgbus.timeouts import in_time
+
+MAX_MESSAGE_SIZE: Final = 1024 * 1024
+MAX_DELIVERIES: Final = 1000
+
+
+@final
+class AnswersLater:
+    """What a delivery gives if the answer will come as a message of its own."""
+
+
+LATER: Final = AnswersLater()
+
+
+def size_of(payload: object) -> int:
+    """How many bytes a payload has on the wire: as it is, or as JSON."""
+    if isinstance(payload, bytes | bytearray):
+        return len(payload)
+    if isinstance(payload, str):
+        return len(payload.encode(errors="surrogatepass"))
+    if isinstance(payload, Message):
+        return len(payload.__pydantic_serializer__.to_json(payload))
+    return len(to_json(payload, serialize_unknown=True))
+
+
+@final
+class EndpointPool:
+    """Delivers to endpoints: balanced, bounded, and past those that are down.
+
+    A delivery that fails because its endpoint is out of reach goes to the next endpoint,
+    which may mean that two of them have seen the message: delivery is at least once. Other
+    errors are the endpoint's answer and go to the caller. It belongs to one event loop.
+
+    Args:
+        endpoints: Whom to deliver to.
+        monitor: Knows who is well; one that only judges deliveries if not given.
+        balancing: `round_robin`, `least_in_flight`, `weighted`, `by_key`, or a `Balancer`.
+        timeout: Seconds that one delivery may take; `None` for no limit.
+        failover_on: Errors that mean "out of reach"; running out of time is one of them.
+        max_message_size: Bytes of the largest payload, as JSON unless it is text or bytes.
+        max_deliveries: Deliveries under way at once; more wait for their turn.
+        clock: Where time comes from.
+    """
+
+    def __init__(
+        self,
+        endpoints: EndpointRegistry,
+        *,
+        monitor: HealthMonitor | None = None,
+        balancing: Balancing = "round_robin",
+        timeout: float | None = 30.0,
+        failover_on: tuple[type[Exception], ...] = (OSError,),
+        max_message_size: int = MAX_MESSAGE_SIZE,
+        max_deliveries: int = MAX_DELIVERIES,
+        clock: Clock | None = None,
+    ) -> None:
+        if max_deliveries < 1:
+            message = f"max_deliveries must be at least 1, not {max_deliveries}."
+            raise ConfigurationError(message)
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self.endpoints = endpoints
+        self.monitor = HealthMonitor(endpoints, clock=self._clock) if monitor is None else monitor
+        self._balancer = make_balancer(balancing)
+        self._timeout = timeout
+        self._failover_on = failover_on
+        self.max_message_size = max_message_size
+        self.max_deliveries = max_deliveries
+        self._places: anyio.Semaphore | None = None
+
+    async def deliver(self, name: str, envelope: EventEnvelope[Any]) -> Any:
+        """Deliver to the endpoint or group of this name, and give what it answers.
+
+        Raises:
+            MissingEndpointError: There is none of this name.
+            MessageTooLargeError: The payload is too large; nobody got it.
+            NoHealthyEndpointError: All are out of order; nobody got it.
+            EndpointFailedError: All that were tried are out of reach.
+            Exception: What the endpoint raised.
+        """
+        self.check_size(envelope)
+        return await self.deliver_checked(name, envelope)
+
+    async def deliver_checked(self, name: str, envelope: EventEnvelope[Any]) -> Any:
+        """As `deliver`, of a message whose size has been checked."""
+        if self._places is None:
+            self._places = anyio.Semaphore(self.max_deliveries, fast_acquire=True)
+        async with self._places:
+            # Asked for only now: while this waited for its turn, endpoints may have changed.
+            members = self.endpoints.members(name)
+            if not members:
+                raise MissingEndpointError(name)
+            return await self._deliver(name, members, envelope)
+
+    def check_size(self, envelope: EventEnvelope[Any]) -> None:
+        """Raise if the payload is larger than may be delivered.
+
+        Raises:
+            MessageTooLargeError: It is.
+        """
+        size = size_of(envelope.payload)
+        if size > self.max_message_size:
+            raise MessageTooLargeError(
+                envelope.message_type, size=size, max_size=self.max_message_size
+            )
+
+    async def _deliver(
+        self, name: str, members: tuple[Endpoint, ...], envelope: EventEnvelope[Any]
+    ) -> Any:
+        failures: list[tuple[str, Exception]] = []
+        reasons: dict[str, str] = {}
+        for endpoint in self._balancer.order(members, envelope.key):
+            passage = self.monitor.admit(endpoint)
+            if isinstance(passage, str):
+                reasons[endpoint.endpoint_id] = passage
+                continue
+            self._balancer.took(endpoint, members)
+            try:
+                return await self._send(endpoint, passage, envelope)
+            except self._failover_on as error:
+                if isinstance(error, Refusal):
+                    raise
+                failures.append((endpoint.endpoint_id, error))
+        if failures:
+            attempts = [(tried, redact_exception(error)) for tried, error in failures]
+            raise EndpointFailedError(name, attempts=attempts) from failures[-1][1]
+        retry_after = min(self.monitor.retry_after(endpoint) for endpoint in members)
+        raise NoHealthyEndpointError(name, reasons=reasons, retry_after=retry_after)
+
+    async def _send(
+        self, endpoint: Endpoint, passage: Passage, envelope: EventEnvelope[Any]
+    ) -> Any:
+        try:
+            if self._timeout is None:
+                answer = await endpoint.send(envelope)
+            else:
+                answer = await self._send_in_time(endpoint, envelope, self._timeout)
+        except Exception as error:
+            await passage.failed(error)
+            raise
+        except BaseException:
+            passage.cancelled()
+            raise
+        await passage.succeeded()
+        return LATER if endpoint.answers_later else answer
+
+    async def _send_in_time(
+        self, endpoint: Endpoint, envelope: EventEnvelope[Any], seconds: float
+    ) -> Any:
+
+        async def send() -> Any:
+            return await endpoint.send(envelope)
+
+        answer = await in_time(send(), seconds, self._clock)
+        if answer is not LATE:
+            return answer
+        message = f"{endpoint.endpoint_id} did not take the message within {seconds:g} s."
+        raise TimeoutError(message)

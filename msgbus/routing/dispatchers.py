@@ -1,0 +1,192 @@
+"""Those who do the work: the protocol, and the registry that collects them."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, final, runtime_checkable
+
+from msgbus.errors import ConfigurationError, DuplicateHandlerError, EngineFrozenError
+from msgbus.routing.categories import MessageCategory
+from msgbus.routing.dispatch import DispatchResult
+from msgbus.routing.envelope import EventEnvelope, message_type_name
+
+if TYPE_CHECKING:
+    from msgbus.routing.metrics import DispatcherCounts
+
+DispatcherOutput: TypeAlias = str | list[str] | DispatchResult | None
+"""What a dispatcher gives: the topics its output goes to, or a whole result."""
+
+DispatchFunction: TypeAlias = Callable[
+    [EventEnvelope[Any]], Awaitable[DispatcherOutput] | DispatcherOutput
+]
+"""A dispatcher as a function; a sync one runs in a thread."""
+
+MessageTypes: TypeAlias = Collection[str | type]
+
+
+@runtime_checkable
+class MessageDispatcher(Protocol):
+    """A dispatcher as an object that says by itself what it is for."""
+
+    @property
+    def dispatcher_id(self) -> str:
+        """Its id, unique in an engine."""
+        ...
+
+    @property
+    def category(self) -> MessageCategory:
+        """The sort of messages it takes."""
+        ...
+
+    @property
+    def message_types(self) -> MessageTypes | None:
+        """The messages it takes, by name or class; `None` or none for all."""
+        ...
+
+    @property
+    def node_kind(self) -> str:
+        """What part it plays, as `"reducer"`: told in descriptions, never acted upon."""
+        ...
+
+    def handle(
+        self, envelope: EventEnvelope[Any]
+    ) -> Awaitable[DispatcherOutput] | DispatcherOutput:
+        """Do the work."""
+        ...
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DispatcherEntry:
+    """A dispatcher as an engine keeps it."""
+
+    dispatcher_id: str
+    function: DispatchFunction
+    category: MessageCategory
+    message_types: frozenset[str] | None
+    timeout: float | None
+    is_async: bool
+    counts: DispatcherCounts
+
+    def takes(self, message_type: str | None) -> bool:
+        """Whether it takes messages of this name; `None` asks for some at least."""
+        return (
+            message_type is None or self.message_types is None or message_type in self.message_types
+        )
+
+
+def type_names(message_types: MessageTypes | None) -> frozenset[str] | None:
+    """The names of message types, given by name or class; `None` for all of them.
+
+    Raises:
+        ConfigurationError: A single text, which would be read letter by letter.
+    """
+    if isinstance(message_types, str):
+        message = f"message_types={message_types!r} is one text; give a set: {{{message_types!r}}}."
+        raise ConfigurationError(message)
+    if not message_types:
+        return None
+    return frozenset(
+        one if isinstance(one, str) else message_type_name(one) for one in message_types
+    )
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling `function` gives something to await."""
+    while hasattr(function, "func"):  # functools.partial
+        function = cast("Any", function).func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004 (the method itself is asked)
+    )
+
+
+@final
+class DispatcherRegistry:
+    """Dispatcher objects, collected before they go into an engine.
+
+    ```python
+    registry = DispatcherRegistry()
+    registry.register_dispatcher(OrderDispatcher())
+    engine.include(registry)
+    ```
+    """
+
+    def __init__(self) -> None:
+        self._dispatchers: dict[str, MessageDispatcher] = {}
+        self._lock = threading.Lock()
+        self._is_frozen = False
+
+    def register_dispatcher(self, dispatcher: MessageDispatcher) -> None:
+        """Take one in.
+
+        Raises:
+            ConfigurationError: It lacks a part of the `MessageDispatcher` protocol.
+            DuplicateHandlerError: There is one of its id.
+            EngineFrozenError: The registry is frozen.
+        """
+        parts = ("dispatcher_id", "category", "message_types", "node_kind", "handle")
+        missing = [name for name in parts if not hasattr(dispatcher, name)]
+        if missing or not callable(dispatcher.handle):
+            message = (
+                f"{type(dispatcher).__name__} is no MessageDispatcher: "
+                f"it lacks {', '.join(missing) or 'a handle method'}."
+            )
+            raise ConfigurationError(message)
+        with self._lock:
+            if self._is_frozen:
+                raise EngineFrozenError(what=f"dispatcher {dispatcher.dispatcher_id!r}")
+            if dispatcher.dispatcher_id in self._dispatchers:
+                raise duplicate("dispatcher", dispatcher.dispatcher_id)
+            self._dispatchers[dispatcher.dispatcher_id] = dispatcher
+
+    def unregister_dispatcher(self, dispatcher_id: str) -> bool:
+        """Take one out; false if there was none.
+
+        Raises:
+            EngineFrozenError: The registry is frozen.
+        """
+        with self._lock:
+            if self._is_frozen:
+                raise EngineFrozenError(what=f"removal of dispatcher {dispatcher_id!r}")
+            return self._dispatchers.pop(dispatcher_id, None) is not None
+
+    def freeze(self) -> None:
+        """Take no more from now on."""
+        with self._lock:
+            self._is_frozen = True
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it takes no more."""
+        return self._is_frozen
+
+    def get_dispatcher(self, dispatcher_id: str) -> MessageDispatcher | None:
+        """The one of this id."""
+        return self._dispatchers.get(dispatcher_id)
+
+    def get_dispatchers(
+        self, category: MessageCategory, message_type: str | None = None
+    ) -> list[MessageDispatcher]:
+        """Those that take such messages, in the order they came."""
+        found: list[MessageDispatcher] = []
+        for dispatcher in list(self._dispatchers.values()):
+            names = type_names(dispatcher.message_types)
+            fits = message_type is None or names is None or message_type in names
+            if dispatcher.category is category and fits:
+                found.append(dispatcher)
+        return found
+
+    def __iter__(self) -> Iterator[MessageDispatcher]:
+        return iter(list(self._dispatchers.values()))
+
+    def __len__(self) -> int:
+        return len(self._dispatchers)
+
+
+def duplicate(what: str, name: str) -> DuplicateHandlerError:
+    """The error for a second thing of one id."""
+    message = f"There is already a {what} {name!r}. Give this one another id."
+    return DuplicateHandlerError(message)

@@ -1,0 +1,381 @@
+"""MessageDispatchEngine: from a topic and an envelope to all dispatchers they concern.
+
+First everything is registered, then `freeze()` checks it as a whole and makes a snapshot
+that nobody can change. `dispatch` reads that snapshot alone, so any number of threads and
+event loops may call it at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, final
+
+from msgbus.clock import Clock, SystemClock
+from msgbus.errors import (
+    ConfigurationError,
+    EngineFrozenError,
+    EngineNotFrozenError,
+    HandlerSignatureError,
+)
+from msgbus.routing.categories import MessageCategory
+from msgbus.routing.checks import route_faults
+from msgbus.routing.dispatch import DispatchOutcome, DispatchResult, DispatchRoute, DispatchStatus
+from msgbus.routing.dispatchers import (
+    DispatcherEntry,
+    DispatcherRegistry,
+    DispatchFunction,
+    MessageDispatcher,
+    MessageTypes,
+    duplicate,
+    is_async,
+    type_names,
+)
+from msgbus.routing.envelope import EventEnvelope
+from msgbus.routing.fanout import FanOut
+from msgbus.routing.metrics import DispatcherMetrics, DispatchMetrics, EngineCounts
+from msgbus.routing.onward import OutputPublisher, publish_onward
+from msgbus.routing.plans import FrozenRoutes, Plan
+from msgbus.telemetry.logging import log
+
+NO_TIMEOUT: Final = float("inf")
+
+
+@final
+class MessageDispatchEngine:
+    """Topics to dispatchers: register, freeze, dispatch.
+
+    ```python
+    engine = MessageDispatchEngine()
+    engine.register_dispatcher("stock", reserve, MessageCategory.EVENT, {"OrderPlaced"})
+    engine.register_route(DispatchRoute("r1", "shop.events.**", MessageCategory.EVENT, "stock"))
+    engine.freeze()
+    result = await engine.dispatch("shop.events.orders", EventEnvelope(OrderPlaced()))
+    ```
+
+    Args:
+        timeout: Seconds that each dispatcher may take; `None` for no limit.
+        publish_outputs: Where outputs go: a callable `(topic, envelope)`, such as another
+            engine's `dispatch` or `publish_on(bus)`. Without one they are only reported.
+        max_hops: How often a message may be passed on from an output.
+        max_threads: How many sync dispatchers run at once, on each event loop.
+        cache_size: How many answers to "who gets this?" are kept.
+        clock: Where time comes from.
+    """
+
+    def __init__(
+        self,
+        *,
+        timeout: float | None = 30.0,
+        publish_outputs: OutputPublisher | None = None,
+        max_hops: int = 16,
+        max_threads: int = 40,
+        cache_size: int = 10_000,
+        clock: Clock | None = None,
+    ) -> None:
+        time: Clock = SystemClock() if clock is None else clock
+        self._timeout = timeout
+        self._publish = publish_outputs
+        self._max_hops = max_hops
+        self._cache_size = cache_size
+        self._now: Callable[[], float] = time.now
+        self._time: Callable[[], float] = time.time
+        self._fanout = FanOut(time, max_threads)
+        self._counts = EngineCounts()
+        self._registering = threading.Lock()
+        self._dispatchers: dict[str, DispatcherEntry] = {}
+        self._routes: dict[str, DispatchRoute] = {}
+        self._frozen: FrozenRoutes | None = None
+
+    # -- before ----------------------------------------------------------------------------
+
+    def register_dispatcher(
+        self,
+        dispatcher_id: str,
+        dispatcher: DispatchFunction | MessageDispatcher,
+        category: MessageCategory,
+        message_types: MessageTypes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> None:
+        """Add a dispatcher: a function of an envelope, or an object with `handle`.
+
+        It gets messages only by a route. Without one it rests, which is no fault.
+
+        Args:
+            dispatcher_id: Its id.
+            dispatcher: What does the work. A sync function runs in a thread.
+            category: The sort of messages it takes.
+            message_types: Those it takes, by name or class; all if none are given.
+            timeout: Seconds it may take, instead of the engine's; `inf` for no limit.
+
+        Raises:
+            DuplicateHandlerError: There is one of this id.
+            EngineFrozenError: The engine is frozen.
+            HandlerSignatureError: It cannot be called.
+            ConfigurationError: A setting is wrong.
+        """
+        function = _function(dispatcher_id, dispatcher)
+        if category not in MessageCategory.__members__.values():  # a text, in untyped code
+            message = f"category={category!r} of {dispatcher_id!r} is not a MessageCategory."
+            raise ConfigurationError(message)
+        seconds = self._timeout if timeout is None else timeout
+        entry = DispatcherEntry(
+            dispatcher_id,
+            function,
+            category,
+            type_names(message_types),
+            None if seconds == NO_TIMEOUT else seconds,
+            is_async(function),
+            self._counts.dispatcher(dispatcher_id),
+        )
+        with self._registering:
+            self._require_open(f"dispatcher {dispatcher_id!r}")
+            if dispatcher_id in self._dispatchers:
+                raise duplicate("dispatcher", dispatcher_id)
+            self._dispatchers[dispatcher_id] = entry
+
+    def include(self, registry: DispatcherRegistry) -> None:
+        """Add all dispatchers of a registry, as they are now."""
+        for one in registry:
+            self.register_dispatcher(one.dispatcher_id, one, one.category, one.message_types)
+
+    def register_route(self, route: DispatchRoute) -> None:
+        """Add a route. Whether its dispatcher exists is asked by `freeze`.
+
+        Raises:
+            DuplicateHandlerError: There is one of this id.
+            EngineFrozenError: The engine is frozen.
+        """
+        with self._registering:
+            self._require_open(f"route {route.route_id!r}")
+            if route.route_id in self._routes:
+                raise duplicate("route", route.route_id)
+            self._routes[route.route_id] = route
+
+    def _require_open(self, what: str) -> None:
+        if self._frozen is not None:
+            raise EngineFrozenError(what=what)
+
+    def freeze(self) -> None:
+        """Check everything and let it be changed no more. A second call does nothing.
+
+        Raises:
+            ConfigurationError: With all faults; the engine stays open for mending.
+        """
+        with self._registering:
+            if self._frozen is not None:
+                return
+            # Sorting keeps the order of registration among equals.
+            routes = sorted(self._routes.values(), key=lambda route: -route.priority)
+            faults = route_faults(routes, self._dispatchers)
+            if faults:
+                raise ConfigurationError(faults=faults)
+            self._frozen = FrozenRoutes(routes, self._dispatchers, self._cache_size)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether `freeze` was called."""
+        return self._frozen is not None
+
+    @property
+    def routes(self) -> Sequence[DispatchRoute]:
+        """All routes, in the order they came."""
+        return tuple(self._routes.values())
+
+    @property
+    def dispatcher_ids(self) -> Sequence[str]:
+        """All dispatchers, in the order they came."""
+        return tuple(self._dispatchers)
+
+    # -- the work --------------------------------------------------------------------------
+
+    async def dispatch(self, topic: str, envelope: EventEnvelope[Any]) -> DispatchResult:
+        """Give the message to every dispatcher it concerns, and say what became of it.
+
+        The dispatchers run side by side, begun in order of priority; each has its own
+        time limit and outcome, and none is touched by another's failure. Nothing they
+        raise gets out of here; cancellation does.
+
+        Raises:
+            EngineNotFrozenError: `freeze` was not called yet.
+        """
+        plan = self._plan(topic, envelope)
+        steps = plan.steps
+        if not steps:
+            return self._without_dispatchers(plan, topic, envelope)
+        began_at = self._time()
+        began = self._now()
+        outcomes: list[DispatchOutcome | None] = [None] * len(steps)
+        try:
+            if len(steps) == 1:
+                outcomes[0] = await self._fanout.run_one(steps[0], envelope)
+            else:
+                await self._fanout.run(steps, envelope, outcomes)
+            result = _summarise(plan, topic, envelope, outcomes, began_at)
+            if self._publish is not None and result.outputs:
+                await self._publish_outputs(self._publish, result, envelope)
+        except BaseException:
+            ended = [
+                (counts, one) for counts, one in zip(plan.counts, outcomes, strict=True) if one
+            ]
+            elapsed = (self._now() - began) * 1000
+            self._counts.record_cancelled(plan.category, elapsed, ended, began_at)
+            raise
+        result.duration_ms = elapsed = (self._now() - began) * 1000
+        executions = zip(plan.counts, result.outcomes, strict=True)
+        self._counts.record(result.status, plan.category, elapsed, executions, began_at)
+        return result
+
+    def dispatchers_for(self, topic: str, envelope: EventEnvelope[Any]) -> tuple[str, ...]:
+        """The ids of those who would get the message, in order of priority."""
+        return self._plan(topic, envelope).dispatcher_ids
+
+    def route(self, topic: str, envelope: EventEnvelope[Any]) -> DispatchResult:
+        """Who would get the message, without giving it to anybody: status `ROUTED`.
+
+        Raises:
+            EngineNotFrozenError: `freeze` was not called yet.
+        """
+        plan = self._plan(topic, envelope)
+        if not plan.steps:
+            return _empty(plan, topic, envelope, self._time())
+        outcomes = [
+            DispatchOutcome(step.entry.dispatcher_id, step.route_id, DispatchStatus.ROUTED)
+            for step in plan.steps
+        ]
+        result = _summarise(plan, topic, envelope, outcomes, self._time())
+        result.status = DispatchStatus.ROUTED
+        return result
+
+    def _plan(self, topic: str, envelope: EventEnvelope[Any]) -> Plan:
+        frozen = self._frozen
+        if frozen is None:
+            message = "This engine is not frozen yet. Call freeze() once all is registered."
+            raise EngineNotFrozenError(message)
+        try:
+            return frozen.cache[topic, envelope.category, envelope.message_type]
+        except (KeyError, TypeError, AttributeError):
+            return frozen.resolve(topic, envelope)
+
+    def _without_dispatchers(
+        self, plan: Plan, topic: str, envelope: EventEnvelope[Any]
+    ) -> DispatchResult:
+        at = self._time()
+        result = _empty(plan, topic, envelope, at)
+        self._counts.record(plan.status, result.message_category, 0.0, (), at)
+        return result
+
+    async def _publish_outputs(
+        self, publish: OutputPublisher, result: DispatchResult, envelope: EventEnvelope[Any]
+    ) -> None:
+        failures = await publish_onward(publish, result.outputs, envelope, self._max_hops)
+        if not failures:
+            return
+        result.status = DispatchStatus.PUBLISH_FAILED
+        result.unpublished = tuple(topic for topic, _, _ in failures)
+        result.error_code = failures[0][2]
+        texts = [f"{topic} was not published: {reason}" for topic, reason, _ in failures]
+        if result.error_message is not None:
+            texts.insert(0, result.error_message)
+        result.error_message = "; ".join(texts)
+        log.warning(
+            "output_not_published",
+            topic=result.topic,
+            message_type=result.message_type,
+            error=result.error_message,
+        )
+
+    # -- numbers ---------------------------------------------------------------------------
+
+    def get_structured_metrics(self) -> DispatchMetrics:
+        """All counters at one moment."""
+        return self._counts.read()
+
+    def get_dispatcher_metrics(self, dispatcher_id: str) -> DispatcherMetrics | None:
+        """One dispatcher's counters; `None` if there is no such dispatcher."""
+        return self._counts.read_dispatcher(dispatcher_id)
+
+    def __repr__(self) -> str:
+        state = "frozen" if self._frozen is not None else "open"
+        return (
+            f"<MessageDispatchEngine {state}: "
+            f"{len(self._dispatchers)} dispatchers, {len(self._routes)} routes>"
+        )
+
+
+def _function(dispatcher_id: str, dispatcher: Any) -> DispatchFunction:
+    handle = getattr(dispatcher, "handle", None)
+    function: DispatchFunction = dispatcher if handle is None else handle
+    if not callable(function):
+        message = (
+            f"Dispatcher {dispatcher_id!r} is {type(dispatcher).__name__}: it must be a function "
+            f"of an envelope, or an object with a method handle(envelope)."
+        )
+        raise HandlerSignatureError(message)
+    return function
+
+
+def _empty(plan: Plan, topic: str, envelope: Any, at: float) -> DispatchResult:
+    return DispatchResult(
+        status=plan.status,
+        topic=topic,
+        message_category=plan.category if plan.is_valid else None,
+        message_type=getattr(envelope, "message_type", None),
+        started_at=at,
+        error_message=plan.error_message,
+        error_code=plan.error_code,
+        correlation_id=getattr(envelope, "correlation_id", None),
+        trace_id=getattr(envelope, "trace_id", None),
+        span_id=getattr(envelope, "span_id", None),
+    )
+
+
+def _summarise(
+    plan: Plan,
+    topic: str,
+    envelope: EventEnvelope[Any],
+    outcomes: Sequence[DispatchOutcome | None],
+    at: float,
+) -> DispatchResult:
+    done = [outcome for outcome in outcomes if outcome is not None]
+    first = done[0]
+    is_plain = len(done) == 1 and first.status is DispatchStatus.SUCCESS
+    result = DispatchResult(
+        status=first.status,
+        topic=topic,
+        route_id=first.route_id,
+        dispatcher_id=first.dispatcher_id,
+        message_category=plan.category,
+        message_type=envelope.message_type,
+        started_at=at,
+        outputs=(first.outputs if is_plain else [topic for one in done for topic in one.outputs]),
+        outcomes=done,
+        correlation_id=envelope.correlation_id,
+        trace_id=envelope.trace_id,
+        span_id=envelope.span_id,
+    )
+    if is_plain:
+        return result
+    failed = [outcome for outcome in done if outcome.status.is_error()]
+    if failed or len(done) > 1:
+        result.status = _status(done, failed)
+    if failed:
+        result.error_code = failed[0].error_code
+        result.error_message = "; ".join(
+            f"{one.dispatcher_id}: {one.error_message or one.status.value}" for one in failed
+        )
+    return result
+
+
+def _status(done: Sequence[DispatchOutcome], failed: Sequence[DispatchOutcome]) -> DispatchStatus:
+    """All outcomes in one word. Those that were skipped have no say, unless all were."""
+    worked = [one for one in done if one.status is not DispatchStatus.SKIPPED]
+    if not worked:
+        return DispatchStatus.SKIPPED
+    if not failed:
+        return DispatchStatus.SUCCESS
+    if len(failed) < len(worked):
+        return DispatchStatus.PARTIAL
+    kinds = {one.status for one in failed}
+    return kinds.pop() if len(kinds) == 1 else DispatchStatus.HANDLER_ERROR
