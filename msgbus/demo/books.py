@@ -239,8 +239,8 @@ def _trouble(outcome: Outcome) -> Iterator[Equation]:
     receipts = outcome.stats.handlers.get("send_receipt")
     orders = outcome.stats.events.get(OrderPlaced.__name__)
     yield Equation(
-        "send_receipt",
-        "events given to it",
+        "given to send_receipt",
+        "events",
         0 if receipts is None else sum(value for _, value in _fates([receipts])),
         (
             ("orders", 0 if orders is None else orders.admitted),
