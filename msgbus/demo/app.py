@@ -18,6 +18,7 @@ from msgbus.demo.books import Books, close_books
 from msgbus.demo.plan import write_plan
 from msgbus.demo.rush import JOBS, Outcome, Till, run
 from msgbus.demo.shop import Shop
+from msgbus.resilience.stores import LetterGroup
 
 ORDERS: Final = 20_000
 QUICK: Final = 2_000
@@ -27,6 +28,10 @@ A small shop at load. Orders are commands: one handler, one result each, and a r
 a refusal (declined) or a failure (broken gateway). Sales are events: each of their handlers
 has a queue of its own, so one that is slow or fails does not touch the others.
 
+One of them calls a service that fails: it is tried again, and while the service is down its
+circuit is open and the queue waits. What fails for good becomes a dead letter, which is
+corrected and replayed after the rush.
+
 At the end everything is counted twice, by the bus and by those who use it, and the two must
 agree: nothing is lost, dropped or refused without a number that says so."""
 
@@ -34,7 +39,8 @@ EPILOG: Final = """\
 The same seed gives the same orders, results and failures. What the live screen had to drop
 depends on how fast the machine is; so do all times. Ends with 1 if anything does not add up.
 
-The code is in msgbus/demo: shop.py has the handlers, rush.py uses the bus."""
+The code is in msgbus/demo: shop.py has the handlers, rush.py uses the bus,
+aftermath.py looks after the dead letters."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -105,6 +111,11 @@ def silent_log() -> Generator[None]:
         log.disabled = was
 
 
+def _group(group: LetterGroup) -> dict[str, Any]:
+    data = dataclasses.asdict(group)
+    return {**data, "first": group.first.isoformat(), "last": group.last.isoformat()}
+
+
 def as_data(outcome: Outcome, books: Books) -> dict[str, Any]:
     """Everything that was counted, by whomever, ready for JSON."""
     shop = {
@@ -112,12 +123,25 @@ def as_data(outcome: Outcome, books: Books) -> dict[str, Any]:
         for name, value in vars(outcome.shop).items()
         if isinstance(value, int) and not name.startswith("_")
     }
+    aftermath, trouble = outcome.aftermath, outcome.shop.trouble
     return {
         "seed": outcome.plan.seed,
         "orders": len(outcome.plan.orders),
         "seconds": outcome.seconds,
         "till": dataclasses.asdict(outcome.till),
         "shop": {**shop, "orders_published": dataclasses.asdict(outcome.shop.orders_published)},
+        "ledger": dataclasses.asdict(outcome.shop.ledger),
+        "trouble": {
+            "retries": trouble.retries,
+            "letters": trouble.letters,
+            "circuit": [dataclasses.asdict(note) for note in trouble.circuit],
+        },
+        "aftermath": {
+            "groups": [_group(group) for group in aftermath.groups],
+            "mended": aftermath.mended,
+            "replay": dataclasses.asdict(aftermath.replay),
+            "left": aftermath.left,
+        },
         "bus": outcome.stats.as_dict(),
         "drain": {
             "handled": outcome.drain.handled,

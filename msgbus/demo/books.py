@@ -6,9 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-from msgbus.demo.messages import CallbackRequested, Card, OrderPlaced, ReviewRequested
+from msgbus.demo.ledger import CIRCUIT
+from msgbus.demo.messages import CallbackRequested, Card, OrderPlaced, ReviewRequested, ShopEvent
 from msgbus.demo.rush import JOBS, Outcome
-from msgbus.lifecycle import EventHandlerFailedEvent, SessionEndEvent
+from msgbus.lifecycle import (
+    DeadLetteredEvent,
+    EventHandlerFailedEvent,
+    RetryScheduledEvent,
+    SessionEndEvent,
+)
 from msgbus.messages import Event
 from msgbus.telemetry.stats import EventHandlerStats
 
@@ -40,11 +46,12 @@ class Books:
     events: Sequence[Equation]
     handlers: Sequence[Equation]
     others: Sequence[Equation]
+    trouble: Sequence[Equation]
 
     @property
     def all(self) -> list[Equation]:
         """Every one of them."""
-        return [*self.orders, *self.events, *self.handlers, *self.others]
+        return [*self.orders, *self.events, *self.handlers, *self.others, *self.trouble]
 
     @property
     def add_up(self) -> bool:
@@ -59,6 +66,7 @@ def close_books(outcome: Outcome) -> Books:
         events=list(_events(outcome)),
         handlers=list(_handlers(outcome)),
         others=list(_others(outcome)),
+        trouble=list(_trouble(outcome)),
     )
 
 
@@ -82,8 +90,9 @@ def _orders(outcome: Outcome) -> Iterator[Equation]:
 
 def _events(outcome: Outcome) -> Iterator[Equation]:
     till, shop, stats = outcome.till, outcome.shop, outcome.stats
-    system = {EventHandlerFailedEvent.__name__, SessionEndEvent.__name__}
-    failed = sum(one.failed for one in stats.handlers.values() if one.message_type not in system)
+    own = {one.__name__ for one in (OrderPlaced, CallbackRequested, ReviewRequested, ShopEvent)}
+    failed = sum(one.failed for one in stats.handlers.values() if one.message_type in own)
+    ledger = shop.ledger
     published: dict[type[Event], int] = {
         # As the publishers counted it: their receipts, what is due, what the bus must tell.
         OrderPlaced: shop.orders_published.published,
@@ -91,6 +100,8 @@ def _events(outcome: Outcome) -> Iterator[Equation]:
         ReviewRequested: till.reviews_soon,
         EventHandlerFailedEvent: failed,
         SessionEndEvent: JOBS,
+        RetryScheduledEvent: ledger.hiccups + ledger.calls_while_down,
+        DeadLetteredEvent: shop.receipts_bounced + till.broken,
     }
     for event_type, number in published.items():
         counted = stats.events.get(event_type.__name__)
@@ -114,7 +125,8 @@ def _handlers(outcome: Outcome) -> Iterator[Equation]:
 
     orders = admitted(OrderPlaced)
     expected = {
-        "send_receipt": orders,
+        "send_receipt": orders + outcome.aftermath.replay.succeeded,
+        "book_ledger": orders,
         "take_stock": orders,
         "analyse": orders,
         "wrap_gift": orders,
@@ -126,6 +138,8 @@ def _handlers(outcome: Outcome) -> Iterator[Equation]:
         "count_import": outcome.shop.published_in_jobs,
         "note_failure": admitted(EventHandlerFailedEvent),
         "note_end": admitted(SessionEndEvent),
+        "note_retry": admitted(RetryScheduledEvent),
+        "note_letter": admitted(DeadLetteredEvent),
     }
     for name, number in expected.items():
         if name in stats.handlers:
@@ -139,12 +153,14 @@ def _fates(handlers: Sequence[EventHandlerStats]) -> tuple[tuple[str, int], ...]
     return tuple((name, sum(int(getattr(one, name)) for one in handlers)) for name in names)
 
 
+def same(subject: str, total_name: str, total: int, name: str, value: int) -> Equation:
+    """Two parties must have counted the same."""
+    return Equation(subject, total_name, total, ((name, value),))
+
+
 def _others(outcome: Outcome) -> Iterator[Equation]:
     till, shop, stats, drain = outcome.till, outcome.shop, outcome.stats, outcome.drain
     handlers = stats.handlers
-
-    def same(subject: str, total_name: str, total: int, name: str, value: int) -> Equation:
-        return Equation(subject, total_name, total, ((name, value),))
 
     command = stats.commands["place_order"]
     good = outcome.plan.count(Card.GOOD)
@@ -174,7 +190,8 @@ def _others(outcome: Outcome) -> Iterator[Equation]:
         (("delivered", shop.reviews_asked), ("handed back by stop", len(drain.scheduled))),
     )
     own = {
-        "send_receipt": shop.receipts_sent,
+        "send_receipt": shop.receipts_sent + shop.receipts_sent_again,
+        "book_ledger": shop.ledger.entries,
         "analyse": shop.orders_analysed,
         "audit": shop.audited,
         "wrap_gift": shop.gifts_wrapped,
@@ -186,4 +203,54 @@ def _others(outcome: Outcome) -> Iterator[Equation]:
     handled = sum(handlers[name].handled for name in own if name in handlers)
     yield Equation(
         "handlers' own counts", "handled", handled, tuple((name, own[name]) for name in own)
+    )
+
+
+def _trouble(outcome: Outcome) -> Iterator[Equation]:
+    till, shop, aftermath = outcome.till, outcome.shop, outcome.aftermath
+    ledger, heard = shop.ledger, shop.trouble
+    opened, closed = heard.count("open"), heard.count("closed")
+    yield Equation(
+        "retries",
+        "told by the bus",
+        heard.retries,
+        (("hiccups of the ledger", ledger.hiccups), ("while it was down", ledger.calls_while_down)),
+    )
+    yield Equation(
+        "the outage",
+        "calls failed",
+        ledger.calls_while_down,
+        (("opened the circuit", CIRCUIT.failure_threshold * closed),
+         ("came too early", opened - closed)),
+    )  # fmt: skip
+    yield same("the circuit", "times opened", opened, "times half open", heard.count("half open"))
+    yield same("the ledger", "real orders", till.real_orders, "entries", ledger.entries)
+    yield same("cents in the ledger", "taken", till.real_cents, "booked", ledger.cents)
+    yield Equation(
+        "dead letters",
+        "told by the bus",
+        heard.letters,
+        (("receipts bounced", shop.receipts_bounced), ("broken", till.broken)),
+    )
+    yield same(
+        "letters mended", "replayed well", aftermath.replay.succeeded,
+        "receipts sent again", shop.receipts_sent_again,
+    )  # fmt: skip
+    receipts = outcome.stats.handlers.get("send_receipt")
+    orders = outcome.stats.events.get(OrderPlaced.__name__)
+    yield Equation(
+        "given to send_receipt",
+        "events",
+        0 if receipts is None else sum(value for _, value in _fates([receipts])),
+        (
+            ("orders", 0 if orders is None else orders.admitted),
+            ("letters replayed", shop.receipts_sent_again),
+        ),
+    )
+    yield same("letters left", "still dead", aftermath.left, "broken orders", till.broken)
+    yield Equation(
+        "receipts",
+        "real orders",
+        till.real_orders,
+        (("sent at once", shop.receipts_sent), ("sent again", shop.receipts_sent_again)),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final, final
 
+from msgbus.demo.aftermath import RIGHT, WRONG
 from msgbus.demo.messages import Card, PlaceOrder
 
 PRICES: Final = {"tea": 450, "coffee": 790, "cup": 1_250, "pot": 3_900, "samovar": 24_900}
@@ -53,7 +54,7 @@ def _make_up(number: int, random: Random) -> PlaceOrder:
     sku = random.choice(list(PRICES))
     quantity = random.randint(1, 5)
     (card,) = random.choices(list(CARDS), weights=list(CARDS.values()))
-    mailbox = "bounce" if random.random() < BOUNCE_SHARE else "customer"
+    mailbox = WRONG if random.random() < BOUNCE_SHARE else RIGHT
     return PlaceOrder(
         number=number,
         sku=sku,

@@ -10,8 +10,11 @@ from typing import Final, final
 import anyio
 
 from msgbus.bus import MessageBus
+from msgbus.demo.aftermath import Aftermath, clear_up
+from msgbus.demo.ledger import Ledger
 from msgbus.demo.messages import (
     CallbackRequested,
+    Card,
     OrderPlaced,
     PaymentDeclined,
     PlaceOrder,
@@ -75,18 +78,19 @@ class Outcome:
     till: Till
     shop: Shop
     stats: BusStats
+    aftermath: Aftermath
     drain: DrainReport
     seconds: float
 
 
 async def run(plan: Plan, watch: Callable[[Till, Shop], None]) -> Outcome:
-    """Take all orders, close the shop, and hand over the books.
+    """Take all orders, put right what went wrong, close the shop, and hand over the books.
 
     Args:
         plan: The orders.
         watch: Called several times a second, to show how far things are.
     """
-    shop, till = Shop(), Till()
+    shop, till = Shop(Ledger(outage_after=plan.count(Card.GOOD) // 2)), Till()
     bus, calls = open_shop(shop)
     await bus.start()
     calls.pause()
@@ -94,13 +98,15 @@ async def run(plan: Plan, watch: Callable[[Till, Shop], None]) -> Outcome:
     async with anyio.create_task_group() as watching:
         watching.start_soon(_show, watch, till, shop)
         await _rush(bus, plan, till, shop)
+        await shop.wait_for_reviews(till.reviews_soon)
+        await _all_receipts(bus)
         watching.cancel_scope.cancel()
+    aftermath = await clear_up(bus)
     calls.resume()
-    await shop.wait_for_reviews(till.reviews_soon)
     drain = await bus.stop()
     seconds = time.perf_counter() - began
     watch(till, shop)
-    return Outcome(plan, till, shop, bus.stats(), drain, seconds)
+    return Outcome(plan, till, shop, bus.stats(), aftermath, drain, seconds)
 
 
 async def _rush(bus: MessageBus, plan: Plan, till: Till, shop: Shop) -> None:
@@ -138,6 +144,18 @@ async def _place(where: MessageBus | BusSession, order: PlaceOrder, till: Till) 
             till.reviews_soon += 1
         else:
             till.reviews_later += 1
+
+
+async def _all_receipts(bus: MessageBus) -> None:
+    """Wait until each was sent or has bounced. The rest of the work is left for `stop`."""
+    # A bus tells when everything is done; this is about one handler only.
+    while _pending(bus, "send_receipt"):  # noqa: ASYNC110
+        await anyio.sleep(REFRESH)
+
+
+def _pending(bus: MessageBus, handler: str) -> int:
+    stats = bus.stats().handlers.get(handler)
+    return 0 if stats is None else stats.pending
 
 
 async def _show(watch: Callable[[Till, Shop], None], till: Till, shop: Shop) -> None:

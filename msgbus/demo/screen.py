@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from msgbus.demo.books import BY_THE_BUS, Books, Equation
-from msgbus.demo.messages import Card
+from msgbus.demo.ledger import CIRCUIT, HICCUP_EVERY
+from msgbus.demo.messages import Card, PlaceOrder
 from msgbus.demo.plan import Plan
 from msgbus.demo.rush import JOBS, TILLS, Outcome, Till
 from msgbus.demo.shop import CALL_CENTRE, PRINTER, Shop
@@ -26,11 +27,18 @@ except ImportError as missing:
 INTRODUCTION: Final = f"""\
 A shop takes {{orders:,}} orders at {TILLS} tills; a tenth of them come from {JOBS} import jobs, \
 each a session. Each order is a command: the bank declines one in 25, the gateway breaks on one in \
-33. Each sale is an event with seven handlers. [b]print_label[/] is slow and its queue short \
+33. Each sale is an event with eight handlers. [b]print_label[/] is slow and its queue short \
 ({PRINTER.max_size}), so the tills wait for it (WAIT). [b]show_live[/] is slower still, but drops \
 what is old (DROP_OLDEST). [b]call_back[/] opens after the rush; until then {CALL_CENTRE.max_size} \
-may wait, the rest is refused (REJECT_NEW). Test orders are filtered out, some receipts bounce, \
-and requests for a review are delayed.
+may wait, the rest is refused (REJECT_NEW). Test orders are filtered out, and requests for a \
+review are delayed.
+
+Some things fail. [b]book_ledger[/] calls a service that refuses one order in {HICCUP_EVERY} at \
+the first try, and half-way it is down: each call is tried again, after \
+{CIRCUIT.failure_threshold} failures in a row the circuit opens, and the queue waits until it \
+closes. Receipts to a wrong address bounce and become dead letters; after the rush the address is \
+corrected and they are replayed. Orders that broke are kept as well, but not replayed: their \
+callers have seen it.
 """
 
 
@@ -55,6 +63,7 @@ class Screen:
         sales = plan.count(Card.GOOD) - sum(
             order.is_test and order.card is Card.GOOD for order in plan.orders
         )
+        booked = progress.add_task("ledger entries", total=sales, note="")
         labels = progress.add_task("labels printed", total=sales, note="")
         shown = progress.add_task("shown live", total=sales, note="")
 
@@ -64,6 +73,13 @@ class Screen:
                 completed=till.placed,
                 note=f"{till.accepted:,} accepted, {till.declined:,} declined, "
                 f"{till.broken:,} broken",
+            )
+            history = shop.trouble.circuit
+            waits = bool(history) and history[-1].state != "closed"
+            progress.update(
+                booked,
+                completed=shop.ledger.entries,
+                note="circuit open, queue waits" if waits else f"{shop.trouble.retries:,} retries",
             )
             behind = max(shop.orders_published.accepted - shop.labels_printed, 0)
             note = "queue full, the tills wait" if behind >= PRINTER.max_size else ""
@@ -87,6 +103,7 @@ class Screen:
         print_()
         for equation in books.others:
             print_(_line(equation))
+        self._print_trouble(outcome, books)
         drain = outcome.drain
         print_(
             f"\n{outcome.seconds:.1f} s, {outcome.till.placed / outcome.seconds:,.0f} orders/s "
@@ -104,6 +121,15 @@ class Screen:
         else:
             print_(f"[b green]Everything adds up:[/] all {len(books.all)} equations hold.")
 
+    def _print_trouble(self, outcome: Outcome, books: Books) -> None:
+        """Circuits and dead letters, each with its end."""
+        self._console.print("\n[b]what went wrong, and what became of it[/]")
+        for table in (_circuit(outcome), _letters(outcome)):
+            if table.row_count:
+                self._console.print(table, "", sep="\n")
+        for equation in books.trouble:
+            self._console.print(_line(equation))
+
     def _print_table(
         self, subject: str, equations: Sequence[Equation], durations: Mapping[str, DurationStats]
     ) -> None:
@@ -117,6 +143,33 @@ class Screen:
         if durations:
             shown = [one.subject for one in equations if one.subject in durations]
             self._console.print(_times(subject, {name: durations[name] for name in shown}))
+
+
+def _circuit(outcome: Outcome) -> Table:
+    """What the circuit did, and when."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("circuit", no_wrap=True)
+    table.add_column("at", justify="right", no_wrap=True)
+    table.add_column("is", no_wrap=True)
+    table.add_column("because")
+    for note in outcome.shop.trouble.circuit:
+        table.add_row(note.circuit, f"{note.seconds:.2f}s", note.state, note.reason)
+    return table
+
+
+def _letters(outcome: Outcome) -> Table:
+    """What the dead letters died of."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("letters", justify="right", no_wrap=True)
+    table.add_column("of", no_wrap=True)
+    table.add_column("in", no_wrap=True)
+    table.add_column("died of", no_wrap=True)
+    table.add_column("and then")
+    for group in outcome.aftermath.groups:
+        answered = group.message_type == PlaceOrder.__name__
+        end = "left to their callers" if answered else "corrected, replayed"
+        table.add_row(f"{group.count:,}", group.message_type, group.handler, group.error_type, end)
+    return table
 
 
 def _times(subject: str, durations: Mapping[str, DurationStats]) -> Table:

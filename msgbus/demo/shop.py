@@ -12,9 +12,10 @@ from typing import Any, Final, final
 import anyio
 import anyio.lowlevel
 
-from msgbus.bus import MessageBus
 from msgbus.config import BackpressureStrategy, BusConfig, QueueConfig
 from msgbus.context import Context
+from msgbus.demo.aftermath import WRONG, TroubleBook
+from msgbus.demo.ledger import CIRCUIT, RETRY, Ledger
 from msgbus.demo.messages import (
     CallbackRequested,
     Card,
@@ -28,6 +29,8 @@ from msgbus.lifecycle import EventHandlerFailedEvent, SessionEndEvent
 from msgbus.messages import Event
 from msgbus.middleware.chain import CallNext
 from msgbus.receipts import PublishSummary
+from msgbus.resilience.bus import ResilientMessageBus
+from msgbus.resilience.memory_store import MemoryDeadLetterStore
 from msgbus.subscription import Subscription
 
 PRINTING: Final = 0.002
@@ -81,13 +84,18 @@ class Stopwatch:
 class Shop:
     """All handlers, each with a number or two of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.trouble = TroubleBook()
         self.stopwatch = Stopwatch()
         self.orders_published = PublishSummary()
         """What the bus said about each `OrderPlaced`."""
         self.published_in_jobs = 0
         """Those of them that were admitted in an import job."""
         self.receipts_sent = 0
+        self.receipts_bounced = 0
+        self.receipts_sent_again = 0
+        """Those that had bounced, and came back with an address that exists."""
         self.units_taken = 0
         self.cents_analysed = 0
         self.lists_analysed = 0
@@ -101,6 +109,7 @@ class Shop:
         self.imported = 0
         self.failures_heard = 0
         self.jobs_ended = 0
+        self._bounced: set[int] = set()
         self._reviews_wanted = -1
         self._reviews_done = anyio.Event()
 
@@ -125,11 +134,21 @@ class Shop:
         return command.cents
 
     async def send_receipt(self, event: OrderPlaced) -> None:
-        """Some mailboxes do not exist: those events fail, and only here."""
-        if event.email.startswith("bounce"):
+        """Some mailboxes do not exist: those events fail, only here, and are kept."""
+        if event.email.startswith(WRONG):
+            self.receipts_bounced += 1
+            self._bounced.add(event.number)
             message = f"no such mailbox for order {event.number}"
             raise ValueError(message)
-        self.receipts_sent += 1
+        if event.number in self._bounced:
+            self._bounced.remove(event.number)
+            self.receipts_sent_again += 1
+        else:
+            self.receipts_sent += 1
+
+    async def book_ledger(self, event: OrderPlaced, ledger: Ledger) -> None:
+        """Calls a service that fails: is tried again, and waits while its circuit is open."""
+        ledger.book(event.number, event.cents)
 
     async def take_stock(self, event: OrderPlaced) -> None:
         """Take the goods off the shelf."""
@@ -207,15 +226,22 @@ def is_big(event: Event) -> bool:
     return isinstance(event, OrderPlaced) and event.cents >= GIFT_FROM
 
 
-def open_shop(shop: Shop) -> tuple[MessageBus, Subscription]:
+def open_shop(shop: Shop) -> tuple[ResilientMessageBus, Subscription]:
     """The bus with all handlers, and the handle of the call centre."""
-    bus = MessageBus(
-        BusConfig(name="shop"), filters=[is_real], provide={PaymentGateway: PaymentGateway()}
+    bus = ResilientMessageBus(
+        BusConfig(name="shop"),
+        retry=None,
+        breaker=None,
+        dead_letters=MemoryDeadLetterStore(max_size=None),
+        filters=[is_real],
+        provide={PaymentGateway: PaymentGateway(), Ledger: shop.ledger},
     )
+    bus.policy("book_ledger", retry=RETRY, breaker=CIRCUIT)
     bus.add_middleware(shop.stopwatch, types=PlaceOrder)
     bus.register_command_handler(PlaceOrder, shop.place_order, name="place_order")
     on = bus.register_event_handler
     on(OrderPlaced, shop.send_receipt, name="send_receipt")
+    on(OrderPlaced, shop.book_ledger, name="book_ledger")
     on(OrderPlaced, shop.take_stock, name="take_stock")
     on(OrderPlaced, shop.analyse, name="analyse", batch=True)
     on(OrderPlaced, shop.wrap_gift, name="wrap_gift", filter=is_big)
@@ -226,4 +252,5 @@ def open_shop(shop: Shop) -> tuple[MessageBus, Subscription]:
     on(EventHandlerFailedEvent, shop.note_failure, name="note_failure")
     on(SessionEndEvent, shop.note_end, name="note_end")
     calls = on(CallbackRequested, shop.call_back, name="call_back", queue=CALL_CENTRE)
+    shop.trouble.listen(bus)
     return bus, calls

@@ -14,6 +14,7 @@ import pytest
 from msgbus import MissingExtraError
 from msgbus.demo import app
 from msgbus.demo.books import Books, Equation, close_books
+from msgbus.demo.ledger import OUTAGE
 from msgbus.demo.messages import Card
 from msgbus.demo.plan import write_plan
 from msgbus.demo.rush import JOBS
@@ -73,11 +74,16 @@ def test_every_admitted_pair_has_exactly_one_fate(report: dict[str, Any]) -> Non
 
 def test_each_handler_of_a_sale_got_every_sale(report: dict[str, Any]) -> None:
     sales = report["bus"]["events"]["OrderPlaced"]["admitted"]
-    names = {"send_receipt", "take_stock", "analyse", "wrap_gift", "print_label", "show_live"}
+    names = {
+        "send_receipt", "book_ledger", "take_stock", "analyse", "wrap_gift", "print_label",
+        "show_live",
+    }  # fmt: skip
+    replayed = {"send_receipt": report["aftermath"]["mended"]}
 
     for name in names:
         handler = report["bus"]["handlers"][name]
-        assert sum(handler[fate] for fate in FATES) == sales, name
+        given = sum(handler[fate] for fate in FATES)
+        assert given == sales + replayed.get(name, 0), name
 
 
 def test_nothing_is_left_when_the_shop_has_closed(report: dict[str, Any]) -> None:
@@ -100,6 +106,62 @@ def test_it_shows_what_it_promises(report: dict[str, Any]) -> None:
     assert events["OrderPlaced"]["filtered"] > 0
 
 
+def test_what_failed_once_was_tried_again_and_went_well(report: dict[str, Any]) -> None:
+    ledger, trouble = report["ledger"], report["trouble"]
+
+    assert ledger["hiccups"] > 0
+    assert ledger["calls_while_down"] == OUTAGE
+    assert trouble["retries"] == ledger["hiccups"] + OUTAGE
+    assert ledger["entries"] == report["till"]["real_orders"]
+    assert ledger["cents"] == report["till"]["real_cents"]
+    assert report["bus"]["handlers"]["book_ledger"]["failed"] == 0
+
+
+def test_the_circuit_opens_looks_too_early_and_closes(report: dict[str, Any]) -> None:
+    history = report["trouble"]["circuit"]
+    moments = [note["seconds"] for note in history]
+
+    assert [note["state"] for note in history] == [
+        "open", "half open", "open", "half open", "closed",
+    ]  # fmt: skip
+    assert {note["circuit"] for note in history} == {"book_ledger"}
+    assert moments == sorted(moments)
+    assert report["bus"]["circuits"] == {"book_ledger": "closed"}
+
+
+def test_letters_of_bounced_receipts_are_corrected_and_replayed(report: dict[str, Any]) -> None:
+    shop, aftermath = report["shop"], report["aftermath"]
+    bounced = shop["receipts_bounced"]
+
+    assert bounced > 0
+    assert aftermath["mended"] == aftermath["replay"]["succeeded"] == bounced
+    assert aftermath["replay"]["failed"] == 0
+    assert shop["receipts_sent_again"] == bounced
+    assert shop["receipts_sent"] + bounced == report["till"]["real_orders"]
+
+
+def test_letters_of_broken_orders_stay_with_their_callers(report: dict[str, Any]) -> None:
+    broken, aftermath = report["till"]["broken"], report["aftermath"]
+
+    assert broken > 0
+    assert aftermath["replay"]["skipped"] == broken
+    assert aftermath["replay"]["reasons"] == {"answered": broken}
+    assert aftermath["left"] == report["bus"]["dead_letters"] == broken
+
+
+def test_letters_are_grouped_by_what_they_died_of(report: dict[str, Any]) -> None:
+    groups = {
+        (group["message_type"], group["handler"], group["error_type"]): group["count"]
+        for group in report["aftermath"]["groups"]
+    }
+
+    assert groups == {
+        ("PlaceOrder", "place_order", "ConnectionError"): report["till"]["broken"],
+        ("OrderPlaced", "send_receipt", "ValueError"): report["shop"]["receipts_bounced"],
+    }
+    assert sum(groups.values()) == report["trouble"]["letters"]
+
+
 def test_a_full_call_centre_refuses_the_rest() -> None:
     done = run_demo("--orders", "1500", "--json")
 
@@ -118,7 +180,16 @@ def test_the_same_seed_gives_the_same_counts(report: dict[str, Any]) -> None:
             for name, handler in handlers.items()
             if name != "show_live"  # what it drops is a matter of speed
         }
-        return data["till"], data["bus"]["events"], fates
+        circuit = [(note["state"], note["reason"]) for note in data["trouble"]["circuit"]]
+        replay = data["aftermath"]["replay"]
+        return (
+            data["till"],
+            data["bus"]["events"],
+            fates,
+            data["ledger"]["hiccups"],
+            circuit,
+            replay,
+        )
 
     assert comparable(again) == comparable(report)
 
@@ -141,6 +212,9 @@ def test_the_tables_end_with_a_verdict() -> None:
     assert done.returncode == 0, done.stderr
     assert "placed = accepted + declined + broken" in done.stdout
     assert "published = admitted + filtered + rejected" in done.stdout
+    assert "what went wrong, and what became of it" in done.stdout
+    assert "corrected, replayed" in done.stdout
+    assert "left to their callers" in done.stdout
     assert "Everything adds up" in done.stdout
     assert "✗" not in done.stdout
 
@@ -200,4 +274,5 @@ def test_help_teaches() -> None:
 
     assert done.returncode == 0
     assert "Orders are commands" in done.stdout
+    assert "becomes a dead letter" in done.stdout
     assert "msgbus/demo" in done.stdout
