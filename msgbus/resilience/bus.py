@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypedDict, cast
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod, WeakValueDictionary
 
 from typing_extensions import Unpack
 
@@ -25,7 +25,7 @@ from msgbus.messages import Message, first_message, metadata_of
 from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
 from msgbus.middleware.rate_limit import RateLimitMiddleware
 from msgbus.resilience.breaker import CircuitBreaker, CircuitChange, CircuitState
-from msgbus.resilience.guard import Guard
+from msgbus.resilience.guard import Guard, marking
 from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryAttempt, RetryConfig
 from msgbus.resilience.policy import Breaker, Policy, PolicyBook, PolicyOptions, Target, describe
 from msgbus.telemetry.logging import log
@@ -105,6 +105,11 @@ class ResilientMessageBus(MessageBus):
         )
         self._policies = PolicyBook(default)
         self._circuits: dict[str, CircuitBreaker] = {}
+        """Those that are shared."""
+        self._own_circuits: WeakValueDictionary[str, CircuitBreaker] = WeakValueDictionary()
+        """Those of one handler each, which go with it."""
+        if isinstance(breaker, CircuitBreaker):
+            self._adopt(breaker)
         self._guards: WeakKeyDictionary[Registration, Guard] = WeakKeyDictionary()
         super().__init__(config, **options)
 
@@ -123,8 +128,15 @@ class ResilientMessageBus(MessageBus):
         if self._core.phase is not Phase.NEW:
             message = "Policies must be set before the bus is started."
             raise BusStateError(message)
+        breaker = changes.get("breaker")
+        if isinstance(breaker, CircuitBreaker):
+            self._adopt(breaker)
         self._policies.change(target, cast("Mapping[str, Any]", changes))
         self._guards.clear()
+        for session in self._core.sessions.values():
+            session.attachments.clear()
+        for lane in self._core.lanes.values():
+            lane.is_retried = self.is_retried(lane.registration)
         self._core.refresh()
 
     def describe(self, message_type: type[Message]) -> str:
@@ -152,15 +164,17 @@ class ResilientMessageBus(MessageBus):
     @property
     def circuits(self) -> Mapping[str, CircuitBreaker]:
         """The circuits of the bus's handlers, and those that were named, by name."""
-        return MappingProxyType(self._circuits)
+        return MappingProxyType({**dict(self._own_circuits), **self._circuits})
 
     def circuit(self, name: str, config: CircuitBreakerConfig | None = None) -> CircuitBreaker:
         """The circuit of this name, made if there is none: to share, to watch or to open.
 
+        A handler's own circuit has the handler's name.
+
         Raises:
             ConfigurationError: There is one already, with another config.
         """
-        circuit = self._circuits.get(name)
+        circuit = self._circuits.get(name) or self._handlers_own(name)
         if circuit is None:
             circuit = self._circuits[name] = self._make_circuit(name, config)
         elif config is not None and config != circuit.config:
@@ -176,18 +190,47 @@ class ResilientMessageBus(MessageBus):
             config, name=name, clock=self._core.clock, on_change=self._circuit_changed
         )
 
+    def _handlers_own(self, name: str) -> CircuitBreaker | None:
+        for session_id, registration in self._core.registry.registrations():
+            if session_id is None and registration.name == name:
+                breaker = self._policies.of(registration).breaker
+                if isinstance(breaker, CircuitBreakerConfig):
+                    self._guard(registration, None)  # made now, if it was not called yet
+        return self._own_circuits.get(name)
+
+    def _adopt(self, circuit: CircuitBreaker) -> None:
+        """Take in a circuit that was made elsewhere, and tell of its changes too."""
+        known = self._circuits.get(circuit.name)
+        if known is circuit:
+            return
+        if known is not None:
+            message = (
+                f"There is another circuit {circuit.name!r} on this bus already; "
+                f"give one of them another name=."
+            )
+            raise ConfigurationError(message)
+        self._circuits[circuit.name] = circuit
+        theirs, ours = circuit.on_change, WeakMethod(self._circuit_changed)
+
+        def tell_both(change: CircuitChange) -> None:
+            tell = ours()
+            if tell is not None:
+                tell(change)
+            if theirs is not None:
+                theirs(change)
+
+        circuit.on_change = tell_both
+
     def _circuit_of(self, registration: Registration, breaker: Breaker) -> CircuitBreaker:
         """The circuit that a handler on the bus itself is to use."""
         if isinstance(breaker, CircuitBreaker):
-            if breaker.on_change is None:
-                breaker.on_change = self._circuit_changed
-            return self._circuits.setdefault(breaker.name, breaker)
+            return breaker  # adopted when the policy was set
         if isinstance(breaker, str):
             return self.circuit(breaker)
         name = registration.name
-        if name in self._circuits:
+        if name in self._circuits or name in self._own_circuits:
             name = f"{name}[{registration.message_type.__name__}]"
-        circuit = self._circuits[name] = self._make_circuit(name, breaker)
+        circuit = self._own_circuits[name] = self._make_circuit(name, breaker)
         return circuit
 
     def _circuit_changed(self, change: CircuitChange) -> None:
@@ -227,7 +270,10 @@ class ResilientMessageBus(MessageBus):
             call = with_timeout(call, guard.policy.timeout, registration.name, core.clock)
         for limit in guard.limits:
             call = _inside(limit, call)
-        return core.wrap(registration, guard.around(call), "message")
+        call = guard.around(call)
+        if any(entry.per == "message" for entry in core.middleware):
+            call = marking(call)
+        return core.wrap(registration, call, "message")
 
     def is_retried(self, registration: Registration) -> bool:
         """Whether a failed list is tried again by its policy, and not by its worker."""
@@ -294,7 +340,7 @@ class ResilientMessageBus(MessageBus):
 
     def stats(self) -> BusStats:
         """All counters at this moment."""
-        circuits = {name: circuit.state.value for name, circuit in self._circuits.items()}
+        circuits = {name: circuit.state.value for name, circuit in self.circuits.items()}
         return replace(super().stats(), circuits=circuits)
 
 

@@ -78,7 +78,8 @@ class PolicyBook:
     def __init__(self, default: Policy) -> None:
         self.default = default
         self._by_type: dict[type[Message], Mapping[str, Any]] = {}
-        self._by_handler: dict[str, Mapping[str, Any]] = {}
+        self._by_name: dict[str, Mapping[str, Any]] = {}
+        self._by_handler: list[tuple[Callable[..., Any], Mapping[str, Any]]] = []
 
     def change(self, target: Target, changes: Mapping[str, Any]) -> None:
         """Note what is different for a message class and its subclasses, or for one handler.
@@ -92,24 +93,23 @@ class PolicyBook:
             message = f"bus.policy {what}. The parts of a policy are: {', '.join(PARTS)}."
             raise ConfigurationError(message)
         replace(self.default, **changes)  # says at once if a value is impossible
-        if isinstance(target, type) and issubclass(target, Message):
-            book: dict[Any, Mapping[str, Any]] = self._by_type
-            key: Any = target
+        if isinstance(target, str):
+            self._by_name[target] = {**self._by_name.get(target, {}), **changes}
+        elif isinstance(target, type) and issubclass(target, Message):
+            self._by_type[target] = {**self._by_type.get(target, {}), **changes}
         else:
-            book = self._by_handler
-            key = (
-                target
-                if isinstance(target, str)
-                else handler_name(cast("Callable[..., Any]", target))
-            )
-        book[key] = {**book.get(key, {}), **changes}
+            # The function itself: two handlers may be called alike, or registered by a name.
+            self._by_handler.append((cast("Callable[..., Any]", target), dict(changes)))
 
     def of(self, registration: Registration) -> Policy:
         """The policy of one handler."""
         changes: dict[str, Any] = {}
         for cls in reversed(registration.message_type.__mro__):
             changes.update(self._by_type.get(cls, {}))
-        changes.update(self._by_handler.get(registration.name, {}))
+        changes.update(self._by_name.get(registration.name, {}))
+        for handler, said in self._by_handler:
+            if handler == registration.handler:
+                changes.update(said)
         return replace(self.default, **changes) if changes else self.default
 
 
