@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, cast, final
 
 from msgbus.errors import ConfigurationError
-from msgbus.messages import Message
+from msgbus.messages import Message, SystemEvent
 from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryConfig
 from msgbus.signatures import handler_name
@@ -77,6 +77,7 @@ class PolicyBook:
 
     def __init__(self, default: Policy) -> None:
         self.default = default
+        self._default_of_listeners = replace(default, breaker=None)
         self._by_type: dict[type[Message], Mapping[str, Any]] = {}
         self._by_name: dict[str, Mapping[str, Any]] = {}
         self._by_handler: list[tuple[Callable[..., Any], Mapping[str, Any]]] = []
@@ -110,7 +111,12 @@ class PolicyBook:
         for handler, said in self._by_handler:
             if handler == registration.handler:
                 changes.update(said)
-        return replace(self.default, **changes) if changes else self.default
+        default = self.default
+        shares = not isinstance(default.breaker, CircuitBreakerConfig)
+        if shares and issubclass(registration.message_type, SystemEvent):
+            # Else who is to hear that the circuit is open would wait until it is not.
+            default = self._default_of_listeners
+        return replace(default, **changes) if changes else default
 
 
 def describe(policy: Policy, circuit: str | None) -> list[str]:
