@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from msgbus.errors import CircuitOpenError
+    from msgbus.middleware.chaos import ChaosMiddleware
     from msgbus.resilience.breaker import CircuitBreaker, CircuitChange, CircuitState, Permit
     from msgbus.resilience.bus import ResilientMessageBus
     from msgbus.resilience.policies import (
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from msgbus.resilience.policy import Policy
 
 __all__ = [
+    "ChaosMiddleware",
     "CircuitBreaker",
     "CircuitBreakerConfig",
     "CircuitChange",
@@ -54,6 +56,10 @@ def __getattr__(name: str) -> Any:
         from msgbus.errors import CircuitOpenError
 
         return CircuitOpenError
+    if name == "ChaosMiddleware":
+        from msgbus.middleware.chaos import ChaosMiddleware
+
+        return ChaosMiddleware
     home = _HOME.get(name)
     if home is None:
         message = f"module {__name__!r} has no attribute {name!r}"
