@@ -270,6 +270,8 @@ class ResilientMessageBus(MessageBus):
             call = with_timeout(call, guard.policy.timeout, registration.name, core.clock)
         for limit in guard.limits:
             call = _inside(limit, call)
+        if registration.batch:
+            call = _on_a_copy(call)
         call = guard.around(call)
         if any(entry.per == "message" for entry in core.middleware):
             call = marking(call)
@@ -346,6 +348,11 @@ class ResilientMessageBus(MessageBus):
 
 def _inside(limit: Middleware, call: Call) -> Call:
     return lambda message: limit(message, call)
+
+
+def _on_a_copy(call: Call) -> Call:
+    # A handler that works its list off must not leave the next try without events.
+    return lambda events: call(events.copy())
 
 
 def is_worth_keeping(error: BaseException) -> bool:

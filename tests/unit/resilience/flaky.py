@@ -97,15 +97,8 @@ class Flaky:
 
 def quick(max_retries: int = 3, **options: Any) -> RetryConfig:
     """Retries with pauses of 1, 2, 4 ... seconds, without chance."""
-    return RetryConfig(
-        **{
-            "max_retries": max_retries,
-            "initial_delay": 1.0,
-            "max_delay": 100.0,
-            "jitter": False,
-            **options,
-        }
-    )
+    numbers: dict[str, Any] = {"initial_delay": 1.0, "max_delay": 100.0, "jitter": False}
+    return RetryConfig(max_retries=max_retries, **{**numbers, **options})
 
 
 class Shop:

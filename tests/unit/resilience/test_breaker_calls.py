@@ -7,7 +7,7 @@ import pytest
 
 from msgbus import Command, MessageBus, Refusal
 from msgbus.resilience import CircuitBreaker, CircuitOpenError
-from tests.unit.resilience.flaky import CLOSED, OPEN, Charge, Circuit, Down
+from tests.unit.resilience.flaky import CLOSED, OPEN, Charge, Circuit, Down, Flaky
 
 
 class OutOfStock(Refusal):
@@ -95,12 +95,12 @@ async def test_a_result_that_failed_with_a_refusal_is_no_failure() -> None:
 async def test_a_successful_result_is_a_success() -> None:
     circuit = Circuit(failure_threshold=2)
     bus = MessageBus()
-    bus.register_command_handler(Charge, lambda command: "ok")
+    bus.register_command_handler(Charge, Flaky())
     circuit.fail()
 
     result = await circuit.breaker.call(bus.execute, Charge())
 
-    assert result.value == "ok"
+    assert result.value == "done"
     assert circuit.breaker.failures == 0
 
 

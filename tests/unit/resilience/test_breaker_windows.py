@@ -138,7 +138,7 @@ async def test_a_window_of_time_stays_small() -> None:
     for number in range(10_000):
         window.add(number / 100, failed=number % 2 == 0)
 
-    assert len(window._slices) <= LastSeconds.SLICES
+    assert len(window._slices) <= LastSeconds.SLICES  # pyright: ignore[reportPrivateUsage]
     assert window.calls == 1000
     assert window.failures == 500
 

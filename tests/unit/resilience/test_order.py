@@ -38,12 +38,16 @@ async def test_the_stated_order() -> None:
     the others that wait beside it.
     """
     trace: list[str] = []
+
+    def fall_back(message: Charge, error: Exception) -> None:
+        trace.append(f"fallback {type(error).__name__}")
+
     shop = Shop(
         Flaky(99),
         retry=quick(2),
         breaker=CircuitBreakerConfig(failure_threshold=3, jitter=0),
         timeout=50.0,
-        fallback=lambda message, error: trace.append(f"fallback {type(error).__name__}"),
+        fallback=fall_back,
     )
     shop.bus.add_middleware(tracing(trace, "message"), per="message")
     shop.bus.add_middleware(tracing(trace, "attempt"), per="attempt")

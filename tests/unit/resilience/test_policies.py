@@ -365,4 +365,4 @@ async def test_circuits_go_with_their_handlers() -> None:
     gc.collect()
 
     assert len(bus.circuits) < 5
-    assert len(bus._guards) < 5
+    assert len(bus._guards) < 5  # pyright: ignore[reportPrivateUsage]

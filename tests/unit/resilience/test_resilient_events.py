@@ -237,6 +237,28 @@ async def test_a_list_is_tried_again_whole() -> None:
     conserves(post.bus)
 
 
+async def test_a_handler_may_empty_its_list_and_be_tried_again() -> None:
+    post = Post()
+    seen: list[int] = []
+
+    async def work_off(events: list[Paid], context: Context) -> None:
+        while events:
+            seen.append(events.pop(0).number)
+        if context.attempt == 1:
+            raise Down
+
+    post.bus.subscribe(Paid, work_off, batch=True, name="lists")
+    for number in range(3):
+        await post.bus.publish(Paid(number=number))
+
+    async with post.bus:
+        await post.clock.advance(1)
+        await post.bus.settled()
+
+    assert seen == [0, 1, 2, 0, 1, 2]
+    assert post.counts("lists") == (3, 0)
+
+
 async def test_a_list_that_fails_for_good_is_tried_one_by_one() -> None:
     post = Post(retry=quick(1))
     lists = Lists(bad=1)
