@@ -61,7 +61,7 @@ def _runs_twice(metafunc: pytest.Metafunc) -> bool:
         getattr(module, "MessageBus", None) is msgbus.MessageBus
         and path.stem not in ABOUT_THE_PLAIN_BUS
         and metafunc.function.__name__ not in NOT_THE_SAME
-        and path.parent.name == "unit"
+        and path.parent.name in ("unit", "properties")
     )
 
 
