@@ -6,7 +6,7 @@ but none of them ever has anything to do.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 
@@ -56,7 +56,7 @@ class InertBus(ResilientMessageBus):
 
 def _runs_twice(metafunc: pytest.Metafunc) -> bool:
     path = metafunc.definition.path
-    module: Any = metafunc.module  # pyright: ignore[reportUnknownMemberType]
+    module = cast("Any", metafunc).module  # pytest does not say what it is
     return (
         getattr(module, "MessageBus", None) is msgbus.MessageBus
         and path.stem not in ABOUT_THE_PLAIN_BUS
@@ -74,7 +74,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def kind_of_bus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     kind: str = getattr(request, "param", "plain")
     if kind == "resilient":
-        module: Any = request.module  # pyright: ignore[reportUnknownMemberType]
-        monkeypatch.setattr(module, "MessageBus", InertBus)
+        monkeypatch.setattr(cast("Any", request).module, "MessageBus", InertBus)
         monkeypatch.setattr(tests.fakes, "MessageBus", InertBus)
     return kind
