@@ -38,7 +38,7 @@ class Circuit:
     """A breaker, its clock and all it has told."""
 
     def __init__(self, *, chance: float = 0.0, **config: Any) -> None:
-        self.clock = VirtualClock()
+        self.clock = VirtualClock(start=5.0)  # small, so that sums and products differ
         self.changes: list[CircuitChange] = []
         config.setdefault("jitter", 0.0)
         self.breaker = CircuitBreaker(

@@ -109,6 +109,18 @@ async def test_the_time_left_goes_down() -> None:
     assert repr(circuit.breaker) == "<CircuitBreaker payments half_open>"
 
 
+async def test_it_lets_a_call_try_however_late_it_comes() -> None:
+    circuit = Circuit(failure_threshold=1, recovery_time=30)
+    circuit.fail()
+
+    await circuit.clock.advance(1000)
+
+    assert circuit.state is HALF_OPEN
+    assert circuit.breaker.retry_after == 0.0
+    circuit.succeed()
+    assert circuit.state is CLOSED
+
+
 # -- open time -------------------------------------------------------------------------------
 
 
