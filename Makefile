@@ -31,7 +31,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check fix bench docs clean
+.PHONY: help demo test check fix bench docs mutate clean
 
 help: ## Print this list
 	@echo "Targets (each makes $(VENV) by itself if needed):"
@@ -69,6 +69,9 @@ docs: $(VENV)/.dev ## Run every snippet of the documentation
 	@$(PY) -m pytest tests/docs $(ARGS)
 	@echo "The documentation is in docs/; README.md says where to begin."
 
+mutate: $(VENV)/.mutate ## Change resilience in small ways; a test must see each (half an hour)
+	@$(PY) tests/mutation/run.py $(ARGS)
+
 clean: ## Remove .venv, caches and build output
 	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
@@ -103,5 +106,9 @@ $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
 	$(call install,Installing msgbus and the development tools into $(VENV) (about a minute the first time),\
 		--build-constraint constraints.txt -e '.[cli$(comma)otel]' --group dev)
 	@touch $(VENV)/.run
+
+# What `make mutate` needs beside them.
+$(VENV)/.mutate: $(VENV)/.dev
+	$(call install,Installing cosmic-ray into $(VENV),--group mutate)
 
 comma := ,

@@ -155,7 +155,7 @@ def fix_in_frame(
 class Context:
     """One handling of one message. Ask for it with a parameter annotated `Context`."""
 
-    __slots__ = ("_frame", "attempt", "emitted", "outgoing", "trouble")
+    __slots__ = ("_frame", "attempt", "emitted", "kept", "outgoing", "trouble")
 
     def __init__(self, frame: Frame) -> None:
         self._frame = frame
@@ -164,6 +164,8 @@ class Context:
         self.trouble: Any = None
         """For resilience: what has gone wrong with this message so far."""
         self.emitted: list[Event] = []
+        self.kept = 0
+        """For resilience: how many of them were there before the first try."""
         self.outgoing: Callable[[], Mapping[str, str]] | None = None
         """For middleware: asked at each new message sent from here, for headers to put over
         those it inherits. The message at hand keeps its own."""

@@ -130,6 +130,7 @@ class BusSession(Registrar[Subscription]):
         )
         self._phase = "closed"
         self._own.clear()
+        self.attachments.clear()
         if abandoned:
             log.warning(
                 "session_ended_with_leftovers",

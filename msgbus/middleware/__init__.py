@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from msgbus.middleware.chaos import ChaosCounts, ChaosError, ChaosMiddleware
     from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
     from msgbus.middleware.idempotency import IdempotencyMiddleware
     from msgbus.middleware.logging import LoggingMiddleware
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from msgbus.middleware.validation import ValidationMiddleware
 
 __all__ = [
+    "ChaosCounts",
+    "ChaosError",
+    "ChaosMiddleware",
     "ConcurrencyLimitMiddleware",
     "IdempotencyMiddleware",
     "LoggingMiddleware",
@@ -27,6 +31,9 @@ __all__ = [
 ]
 
 _MODULES = {
+    "ChaosCounts": "chaos",
+    "ChaosError": "chaos",
+    "ChaosMiddleware": "chaos",
     "ConcurrencyLimitMiddleware": "concurrency",
     "IdempotencyMiddleware": "idempotency",
     "LoggingMiddleware": "logging",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from msgbus.errors import CircuitOpenError
+    from msgbus.middleware.chaos import ChaosMiddleware
     from msgbus.resilience.breaker import CircuitBreaker, CircuitChange, CircuitState, Permit
     from msgbus.resilience.bus import ResilientMessageBus
     from msgbus.resilience.dead_letters import DeadLetterQueue
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ChaosMiddleware",
     "CircuitBreaker",
     "CircuitBreakerConfig",
     "CircuitChange",
@@ -62,6 +64,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "ChaosMiddleware": "msgbus.middleware.chaos",
     "CircuitOpenError": "msgbus.errors",
     "CircuitBreaker": "msgbus.resilience.breaker",
     "CircuitBreakerConfig": "msgbus.resilience.policies",

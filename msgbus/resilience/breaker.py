@@ -182,6 +182,7 @@ class CircuitBreaker:
     @property
     def failures(self) -> int:
         """Failures that count at the moment."""
+        self._window.let_go(self.clock.now())
         return self._window.failures
 
     @property
@@ -262,7 +263,11 @@ class CircuitBreaker:
         trace: TracebackType | None,
     ) -> None:
         permits = _entered.get()
-        permit = next(one for one in reversed(permits) if one.breaker is self)
+        permit = next((one for one in reversed(permits) if one.breaker is self), None)
+        if permit is None:
+            # Entered in another task, as a test's fixture may do: the call is not told of,
+            # and its permit expires.
+            return
         _entered.set(tuple(one for one in permits if one is not permit))
         if error is None:
             permit.success()
@@ -333,9 +338,11 @@ class CircuitBreaker:
 
     def _open(self, reason: str) -> None:
         config = self.config
-        # Capped before the multiplication: the power of a long outage would overflow.
-        growth = config.recovery_growth ** min(self._openings, 64)
-        seconds = min(config.recovery_time * growth, config.max_recovery_time)
+        try:
+            seconds = config.recovery_time * config.recovery_growth**self._openings
+        except OverflowError:  # a long outage
+            seconds = config.max_recovery_time
+        seconds = min(seconds, config.max_recovery_time)
         seconds *= 1 - config.jitter * self._chance()
         self._openings += 1
         self._change(CircuitState.OPEN, reason, until=self.clock.now() + seconds)

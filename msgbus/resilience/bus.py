@@ -24,7 +24,7 @@ from msgbus.receipts import DrainReport
 from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.circuits import Circuits
 from msgbus.resilience.dead_letters import DeadLetterQueue
-from msgbus.resilience.guard import Guard
+from msgbus.resilience.guard import Guard, marking
 from msgbus.resilience.letters import DeadLetterEntry
 from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryAttempt, RetryConfig
 from msgbus.resilience.policy import Breaker, Policy, PolicyBook, PolicyOptions, Target, describe
@@ -117,6 +117,8 @@ class ResilientMessageBus(MessageBus):
         self._guards: WeakKeyDictionary[Registration, Guard] = WeakKeyDictionary()
         super().__init__(config, **options)
         self._circuits = Circuits(self._core, breaker)
+        if isinstance(breaker, CircuitBreaker):
+            self._circuits.adopt(breaker)
         self._letters = _queue_of(dead_letters, self._core.clock)
         if self._letters is not None:
             self._letters.connect(partial(redeliver, self._core))
@@ -137,9 +139,15 @@ class ResilientMessageBus(MessageBus):
         if self._core.phase is not Phase.NEW:
             message = "Policies must be set before the bus is started."
             raise BusStateError(message)
+        breaker = changes.get("breaker")
+        if isinstance(breaker, CircuitBreaker):
+            self._circuits.adopt(breaker)
         self._policies.change(target, cast("Mapping[str, Any]", changes))
         self._guards.clear()
-        self._circuits.forget_handlers()
+        for session in self._core.sessions.values():
+            session.attachments.clear()
+        for lane in self._core.lanes.values():
+            lane.is_retried = self.is_retried(lane.registration)
         self._core.refresh()
 
     def describe(self, message_type: type[Message]) -> str:
@@ -266,9 +274,14 @@ class ResilientMessageBus(MessageBus):
     def circuit(self, name: str, config: CircuitBreakerConfig | None = None) -> CircuitBreaker:
         """The circuit of this name, made if there is none: to share, to watch or to open.
 
+        A handler's own circuit has the handler's name.
+
         Raises:
             ConfigurationError: There is one already, with another config.
         """
+        for session_id, registration in self._core.registry.registrations():
+            if session_id is None and registration.name == name:
+                self._guard(registration, None)  # its circuit is made now, if it was not yet
         return self._circuits.named(name, config)
 
     # -- around each handler -------------------------------------------------------------------
@@ -284,7 +297,12 @@ class ResilientMessageBus(MessageBus):
             call = with_timeout(call, guard.policy.timeout, registration.name, core.clock)
         for limit in guard.limits:
             call = _inside(limit, call)
-        return core.wrap(registration, guard.around(call), "message")
+        if registration.batch:
+            call = _on_a_copy(call)
+        call = guard.around(call)
+        if any(entry.per == "message" for entry in core.middleware):
+            call = marking(call)
+        return core.wrap(registration, call, "message")
 
     def is_retried(self, registration: Registration) -> bool:
         """Whether a failed list is tried again by its policy, and not by its worker."""
@@ -376,3 +394,8 @@ def _queue_of(
             raise ConfigurationError(message)
         return DeadLetterQueue(clock=clock)
     return DeadLetterQueue(given, clock=clock)
+
+
+def _on_a_copy(call: Call) -> Call:
+    # A handler that works its list off must not leave the next try without events.
+    return lambda events: call(events.copy())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, final
+from weakref import WeakMethod, WeakValueDictionary
 
 from msgbus.errors import ConfigurationError
 from msgbus.lifecycle import CircuitClosedEvent, CircuitHalfOpenedEvent, CircuitOpenedEvent
@@ -24,8 +25,14 @@ class Circuits:
     def __init__(self, core: BusCore, default: Breaker | None) -> None:
         self._core = core
         self._default = default if isinstance(default, CircuitBreakerConfig) else None
-        self.by_name: dict[str, CircuitBreaker] = {}
-        self._of_handlers: set[str] = set()
+        self._shared: dict[str, CircuitBreaker] = {}
+        self._own: WeakValueDictionary[str, CircuitBreaker] = WeakValueDictionary()
+        """Those of one handler each, which go with it."""
+
+    @property
+    def by_name(self) -> dict[str, CircuitBreaker]:
+        """All of them, but for those of sessions."""
+        return {**dict(self._own), **self._shared}
 
     def named(self, name: str, config: CircuitBreakerConfig | None = None) -> CircuitBreaker:
         """The circuit of this name, made if there is none.
@@ -35,11 +42,38 @@ class Circuits:
         """
         circuit = self.by_name.get(name)
         if circuit is None:
-            circuit = self.by_name[name] = self._make(name, config)
+            circuit = self._shared[name] = self._make(name, config)
         elif config is not None and config != circuit.config:
             message = f"There is a circuit {name!r} already, with another config."
             raise ConfigurationError(message)
         return circuit
+
+    def adopt(self, circuit: CircuitBreaker) -> None:
+        """Take in a circuit that was made elsewhere, and tell of its changes too.
+
+        Raises:
+            ConfigurationError: There is another one of its name.
+        """
+        known = self._shared.get(circuit.name)
+        if known is circuit:
+            return
+        if known is not None:
+            message = (
+                f"There is another circuit {circuit.name!r} on this bus already; "
+                f"give one of them another name=."
+            )
+            raise ConfigurationError(message)
+        self._shared[circuit.name] = circuit
+        theirs, ours = circuit.on_change, WeakMethod(self._changed)
+
+        def tell_both(change: CircuitChange) -> None:
+            tell = ours()
+            if tell is not None:
+                tell(change)
+            if theirs is not None:
+                theirs(change)
+
+        circuit.on_change = tell_both
 
     def of(self, registration: Registration, breaker: Breaker, *, is_own: bool) -> CircuitBreaker:
         """The circuit that a handler is to use.
@@ -51,25 +85,16 @@ class Circuits:
                 with the session, and is listed nowhere.
         """
         if isinstance(breaker, CircuitBreaker):
-            if breaker.on_change is None:
-                breaker.on_change = self._changed
-            return self.by_name.setdefault(breaker.name, breaker)
+            return breaker  # adopted when the policy was set
         if isinstance(breaker, str):
             return self.named(breaker)
         name = registration.name
         if is_own:
             return self._make(name, breaker)
-        if name in self.by_name:
+        if name in self._shared or name in self._own:
             name = f"{name}[{registration.message_type.__name__}]"
-        self._of_handlers.add(name)
-        circuit = self.by_name[name] = self._make(name, breaker)
+        circuit = self._own[name] = self._make(name, breaker)
         return circuit
-
-    def forget_handlers(self) -> None:
-        """Forget the circuits that were made for one handler each: policies have changed."""
-        for name in self._of_handlers:
-            del self.by_name[name]
-        self._of_handlers.clear()
 
     def _make(self, name: str, config: CircuitBreakerConfig | None) -> CircuitBreaker:
         return CircuitBreaker(

@@ -140,6 +140,7 @@ class Guard:
         if self.retry is None:
             trouble.reason = "no retry"
             raise error
+        del context.emitted[context.kept :]  # it speaks of something that did not happen
         state = self.retry.begin()
         tries = 1
         while True:
@@ -161,6 +162,7 @@ class Guard:
                 return await _under(permit, attempt, message)
             except Exception as again:
                 error = again
+            del context.emitted[context.kept :]
             trouble.last_attempt = datetime.fromtimestamp(self._clock.time(), tz=UTC)
 
     def _announce(self, attempt: RetryAttempt) -> None:
@@ -197,6 +199,8 @@ class Guard:
                 raise
             except Exception as error:
                 failure = error
+            context = context_of(_frame())
+            del context.emitted[context.kept :]
             value = fallback(message, failure) if callable(fallback) else fallback
             if inspect.isawaitable(value):
                 value = await value
@@ -225,6 +229,18 @@ async def _under(permit: Permit | None, attempt: Call, message: Any) -> Any:
         raise
     permit.success()
     return value
+
+
+def marking(call: Call) -> Call:
+    """`call`, inside of middleware that may have emitted something of its own before it."""
+
+    async def mark(message: Any) -> Any:
+        context = _frame().context
+        if context is not None:
+            context.kept = len(context.emitted)
+        return await call(message)
+
+    return mark
 
 
 def _remove(events: list[Event], event: Event) -> None:

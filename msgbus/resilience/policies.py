@@ -130,6 +130,7 @@ class CircuitBreakerConfig(BaseModel):
         if self.window is not None and self.window_calls is not None:
             message = "Give window= (seconds) or window_calls= (calls), not both."
             raise ValueError(message)
+        self._check_that_it_can_open()
         if self.max_recovery_time < self.recovery_time:
             message = (
                 f"max_recovery_time={self.max_recovery_time:g} is less than "
@@ -137,6 +138,18 @@ class CircuitBreakerConfig(BaseModel):
             )
             raise ValueError(message)
         return self
+
+    def _check_that_it_can_open(self) -> None:
+        if self.window_calls is None:
+            return
+        name = "failure_threshold" if self.failure_rate is None else "minimum_calls"
+        needed = self.failure_threshold if self.failure_rate is None else self.minimum_calls
+        if needed > self.window_calls:
+            message = (
+                f"A window of {self.window_calls} calls never holds {name}={needed}, so the "
+                f"circuit would never open; lower {name} or raise window_calls."
+            )
+            raise ValueError(message)
 
 
 class RateLimit(BaseModel):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, cast, final
 
 from msgbus.errors import ConfigurationError
-from msgbus.messages import Message
+from msgbus.messages import Message, SystemEvent
 from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryConfig
 from msgbus.signatures import handler_name
@@ -77,8 +77,10 @@ class PolicyBook:
 
     def __init__(self, default: Policy) -> None:
         self.default = default
+        self._default_of_listeners = replace(default, breaker=None)
         self._by_type: dict[type[Message], Mapping[str, Any]] = {}
-        self._by_handler: dict[str, Mapping[str, Any]] = {}
+        self._by_name: dict[str, Mapping[str, Any]] = {}
+        self._by_handler: list[tuple[Callable[..., Any], Mapping[str, Any]]] = []
 
     def change(self, target: Target, changes: Mapping[str, Any]) -> None:
         """Note what is different for a message class and its subclasses, or for one handler.
@@ -92,25 +94,29 @@ class PolicyBook:
             message = f"bus.policy {what}. The parts of a policy are: {', '.join(PARTS)}."
             raise ConfigurationError(message)
         replace(self.default, **changes)  # says at once if a value is impossible
-        if isinstance(target, type) and issubclass(target, Message):
-            book: dict[Any, Mapping[str, Any]] = self._by_type
-            key: Any = target
+        if isinstance(target, str):
+            self._by_name[target] = {**self._by_name.get(target, {}), **changes}
+        elif isinstance(target, type) and issubclass(target, Message):
+            self._by_type[target] = {**self._by_type.get(target, {}), **changes}
         else:
-            book = self._by_handler
-            key = (
-                target
-                if isinstance(target, str)
-                else handler_name(cast("Callable[..., Any]", target))
-            )
-        book[key] = {**book.get(key, {}), **changes}
+            # The function itself: two handlers may be called alike, or registered by a name.
+            self._by_handler.append((cast("Callable[..., Any]", target), dict(changes)))
 
     def of(self, registration: Registration) -> Policy:
         """The policy of one handler."""
         changes: dict[str, Any] = {}
         for cls in reversed(registration.message_type.__mro__):
             changes.update(self._by_type.get(cls, {}))
-        changes.update(self._by_handler.get(registration.name, {}))
-        return replace(self.default, **changes) if changes else self.default
+        changes.update(self._by_name.get(registration.name, {}))
+        for handler, said in self._by_handler:
+            if handler == registration.handler:
+                changes.update(said)
+        default = self.default
+        shares = not isinstance(default.breaker, CircuitBreakerConfig)
+        if shares and issubclass(registration.message_type, SystemEvent):
+            # Else who is to hear that the circuit is open would wait until it is not.
+            default = self._default_of_listeners
+        return replace(default, **changes) if changes else default
 
 
 def describe(policy: Policy, circuit: str | None) -> list[str]:

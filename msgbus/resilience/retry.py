@@ -128,7 +128,7 @@ class Retry:
         try:
             pause = config.initial_delay * config.exponential_base ** (state.attempt_number - 1)
         except OverflowError:
-            pause = config.max_delay
+            pause = config.max_delay if config.initial_delay else 0.0
         if config.jitter:
             pause = min(pause, config.max_delay) * (0.5 + self._chance())
         return min(pause, config.max_delay)

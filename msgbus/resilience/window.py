@@ -27,6 +27,10 @@ class Window(Protocol):
         """Take one more outcome, and let go of what is too old."""
         ...
 
+    def let_go(self, now: float) -> None:
+        """Let go of what is too old."""
+        ...
+
     def clear(self) -> None:
         """Forget everything."""
         ...
@@ -46,6 +50,9 @@ class Streak:
         """Take one more outcome."""
         self.failures = self.failures + 1 if failed else 0
         self.calls = self.failures
+
+    def let_go(self, now: float) -> None:
+        """Nothing: a streak has no time."""
 
     def clear(self) -> None:
         """Forget everything."""
@@ -75,6 +82,9 @@ class LastCalls:
         if len(self._outcomes) > self._size:
             self.failures -= self._outcomes.popleft()
 
+    def let_go(self, now: float) -> None:
+        """Nothing: calls are kept by number."""
+
     def clear(self) -> None:
         """Forget everything."""
         self._outcomes.clear()
@@ -98,17 +108,22 @@ class LastSeconds:
 
     def add(self, now: float, *, failed: bool) -> None:
         """Take one more outcome, and let go of slices that are too old."""
+        self.let_go(now)
         number = int(now // self._slice)
-        while self._slices and self._slices[0][0] <= number - self.SLICES:
-            _, calls, failures = self._slices.popleft()
-            self.calls -= calls
-            self.failures -= failures
         if not self._slices or self._slices[-1][0] != number:
             self._slices.append([number, 0, 0])
         self._slices[-1][1] += 1
         self._slices[-1][2] += failed
         self.calls += 1
         self.failures += failed
+
+    def let_go(self, now: float) -> None:
+        """Let go of slices that are too old."""
+        oldest = int(now // self._slice) - self.SLICES
+        while self._slices and self._slices[0][0] <= oldest:
+            _, calls, failures = self._slices.popleft()
+            self.calls -= calls
+            self.failures -= failures
 
     def clear(self) -> None:
         """Forget everything."""

@@ -58,3 +58,11 @@ def test_the_picture_is_what_its_script_draws() -> None:
     drawing = runpy.run_path(str(images / "make_flow.py"))["drawing"]
 
     assert (images / "flow.svg").read_text(encoding="utf-8") == drawing()
+
+
+@pytest.mark.parametrize("name", ["breaker", "attempts"])
+def test_the_pictures_of_states_are_what_their_script_draws(name: str) -> None:
+    images = ROOT / "docs" / "images"
+    drawing = runpy.run_path(str(images / "make_states.py"))[name]
+
+    assert (images / f"{name}.svg").read_text(encoding="utf-8") == drawing()

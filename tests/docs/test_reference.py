@@ -13,6 +13,7 @@ import msgbus
 import msgbus.errors
 import msgbus.middleware
 from msgbus import BackpressureStrategy, BusConfig, MessageBus, QueueConfig, SystemEvent
+from msgbus.resilience import CircuitBreakerConfig, RetryConfig
 from msgbus.telemetry.prometheus import BusCollector
 from tests.docs.pages import ROOT, prose
 
@@ -32,9 +33,11 @@ def names_in(text: str) -> list[str]:
     return re.findall(r"`([^`]+)`", text)
 
 
-def field_docs(model: type[BaseModel | BackpressureStrategy]) -> dict[str, str]:
-    """The text under each field of a class in config.py."""
-    tree = ast.parse((PACKAGE / "config.py").read_text(encoding="utf-8"))
+def field_docs(
+    model: type[BaseModel | BackpressureStrategy], file: str = "config.py"
+) -> dict[str, str]:
+    """The text under each field of a class."""
+    tree = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
     (cls,) = [
         node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == model.__name__
     ]
@@ -101,6 +104,23 @@ def test_the_page_of_configuration_has_every_field_with_its_default(model: type[
     ]
 
     written = [row for row in rows("config.md") if len(row) == 3]
+
+    assert [row for row in expected if row not in written] == []
+
+
+@pytest.mark.parametrize("model", [RetryConfig, CircuitBreakerConfig])
+def test_the_page_of_resilience_has_every_field_with_its_default(model: type[BaseModel]) -> None:
+    docs = field_docs(model, "resilience/policies.py")
+    defaults = {
+        name: "(Exception,)" if field.default == (Exception,) else repr(field.default)
+        for name, field in model.model_fields.items()
+    }
+    expected = [
+        [f"`{name}`", f"`{default}`", " ".join(docs[name].split())]
+        for name, default in defaults.items()
+    ]
+
+    written = [row for row in rows("resilience.md") if len(row) == 3]
 
     assert [row for row in expected if row not in written] == []
 
