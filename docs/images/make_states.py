@@ -66,9 +66,9 @@ def breaker() -> str:
             state(610, 50, "OPEN", "calls are refused", (BAD, BAD_FILL)),
             state(325, 200, "HALF OPEN", "a few calls try", (WAIT, WAIT_FILL)),
             arrow("M210 79H606", "failures reach the threshold", 408, 68),
-            arrow("M730 108C730 190 640 229 499 229", "recovery time is over", 700, 226),
-            arrow("M470 200C490 140 540 110 606 96", "a try fails: a longer wait", 470, 142),
-            arrow("M325 229C190 229 125 190 125 112", "enough tries succeed", 150, 226),
+            arrow("M730 108C730 190 640 229 499 229", "recovery time is over", 735, 232),
+            arrow("M470 200C490 140 540 110 606 96", "a try fails: a longer wait", 408, 142),
+            arrow("M325 229C190 229 125 190 125 112", "enough tries succeed", 130, 240),
         ],
     )
 
@@ -89,10 +89,9 @@ def attempts() -> str:
             arrow("M460 79H776", "the handler returns", 618, 68),
             arrow("M345 108V206", "it raises", 310, 162),
             arrow("M405 210V112", "next try", 440, 162),
-            arrow("M460 100C600 130 700 170 776 222", "Refusal, or a permanent error", 650, 138),
-            arrow(
-                "M460 245H776", "no tries or no time left; a command at an open circuit", 618, 265
-            ),
+            arrow("M460 100C600 130 700 170 776 222", "a refusal, or a permanent error", 742, 150),
+            arrow("M460 245H776", "no tries or no time left;", 618, 265),
+            text(618, 281, "a command at an open circuit", size=12),
         ],
     )
 
