@@ -51,6 +51,8 @@ def test_the_defaults() -> None:
     assert breaker.state is CLOSED
     assert breaker.is_closed
     assert breaker.failures == 0
+    assert breaker.streak is not None
+    assert CircuitBreaker(CircuitBreakerConfig(window=5)).streak is None
     assert breaker.retry_after == 0.0
     assert repr(breaker) == "<CircuitBreaker circuit closed>"
 
