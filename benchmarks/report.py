@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from benchmarks.journal import PACKAGES as STORES
 from benchmarks.peers import PACKAGES
+from benchmarks.resilience import PACKAGES as BREAKERS
 from benchmarks.rows import FAR, Result, Verdict
 from benchmarks.timing import Effort
 
@@ -139,7 +140,9 @@ def conditions(effort: Effort) -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "repeats": effort.repeats,
-        "versions": {name: installed_version(name) for name in (*ALWAYS, *PACKAGES, *STORES)},
+        "versions": {
+            name: installed_version(name) for name in (*ALWAYS, *PACKAGES, *BREAKERS, *STORES)
+        },
     }
 
 

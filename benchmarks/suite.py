@@ -18,6 +18,7 @@ from benchmarks import (
     memory,
     parts,
     peers,
+    resilience,
     topics,
 )
 from benchmarks.rows import Row
@@ -34,6 +35,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *growth.ROWS,
     *topics.ROWS,
     *dispatch.ROWS,
+    *resilience.ROWS,
     *letters.ROWS,
     *journal.ROWS,
     *imports.ROWS,

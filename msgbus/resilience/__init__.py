@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from msgbus.errors import CircuitOpenError
     from msgbus.middleware.chaos import ChaosMiddleware
-    from msgbus.resilience.breaker import CircuitBreaker, CircuitChange, CircuitState, Permit
+    from msgbus.resilience.breaker import CircuitBreaker, Permit
     from msgbus.resilience.bus import ResilientMessageBus
     from msgbus.resilience.dead_letters import DeadLetterQueue
     from msgbus.resilience.letter_files import ImportReport
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from msgbus.resilience.policy import Policy
     from msgbus.resilience.replay import ReplayOutcome, ReplayReport
     from msgbus.resilience.sqlite_store import SqliteDeadLetterStore
+    from msgbus.resilience.states import CircuitChange, CircuitState
     from msgbus.resilience.stores import (
         DeadLetterStore,
         LetterFilter,
@@ -68,8 +69,8 @@ _HOMES: Final = {
     "CircuitOpenError": "msgbus.errors",
     "CircuitBreaker": "msgbus.resilience.breaker",
     "CircuitBreakerConfig": "msgbus.resilience.policies",
-    "CircuitChange": "msgbus.resilience.breaker",
-    "CircuitState": "msgbus.resilience.breaker",
+    "CircuitChange": "msgbus.resilience.states",
+    "CircuitState": "msgbus.resilience.states",
     "DeadLetterEntry": "msgbus.resilience.letters",
     "DeadLetterQueue": "msgbus.resilience.dead_letters",
     "DeadLetterStore": "msgbus.resilience.stores",

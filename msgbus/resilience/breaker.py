@@ -21,8 +21,6 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 
 import anyio
@@ -30,6 +28,7 @@ import anyio
 from msgbus.clock import Clock, SystemClock
 from msgbus.errors import CircuitOpenError, Refusal
 from msgbus.resilience.policies import CircuitBreakerConfig
+from msgbus.resilience.states import CircuitChange, CircuitState
 from msgbus.resilience.window import Streak, make_window
 from msgbus.results import FailedResult
 from msgbus.telemetry.logging import log
@@ -39,32 +38,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 T = TypeVar("T")
-
-
-class CircuitState(Enum):
-    """What a circuit does with a call."""
-
-    CLOSED = "closed"
-    """Lets it through."""
-
-    HALF_OPEN = "half_open"
-    """Lets a few through, to see whether they succeed."""
-
-    OPEN = "open"
-    """Refuses it."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class CircuitChange:
-    """A circuit has changed its state."""
-
-    name: str
-    old: CircuitState
-    new: CircuitState
-    reason: str
-    retry_after: float
-    """Seconds until an open circuit lets a call try; 0 otherwise."""
 
 
 @final
@@ -92,11 +65,12 @@ class Permit:
         if breaker is None:
             return
         slow = breaker.config.slow_call
-        seconds = breaker.clock.now() - self._began
-        if slow is not None and seconds >= slow:
-            breaker.failed(self._generation, f"a call took {seconds:g} s")
-        else:
-            breaker.succeeded(self._generation)
+        if slow is not None:
+            seconds = breaker.clock.now() - self._began
+            if seconds >= slow:
+                breaker.failed(self._generation, f"a call took {seconds:g} s")
+                return
+        breaker.succeeded(self._generation)
 
     def failure(self, error: BaseException | None = None) -> None:
         """The call failed; not counted if `error` says nothing about the callee."""
@@ -202,11 +176,12 @@ class CircuitBreaker:
         Raises:
             CircuitOpenError: Not now; it says when to try again.
         """
+        if self.is_closed:
+            began = 0.0 if self.config.slow_call is None else self.clock.now()
+            return Permit(self, self.generation, began, math.inf)
         now = self.clock.now()
         if self._state is CircuitState.OPEN and now >= self._until:
             self._change(CircuitState.HALF_OPEN, "recovery time is over")
-        if self._state is CircuitState.CLOSED:
-            return Permit(self, self.generation, now, math.inf)
         if self._state is CircuitState.OPEN or not self._has_permit():
             raise CircuitOpenError(self.name, retry_after=self.retry_after)
         permit = Permit(self, self.generation, now, now + self.config.permit_timeout)
@@ -236,6 +211,9 @@ class CircuitBreaker:
         Raises:
             CircuitOpenError: It does not; nothing was called.
         """
+        streak = self.streak
+        if streak is not None and self.is_closed:
+            return await self._call_closed(streak, function, args)
         permit = self.acquire()
         try:
             value = await function(*args)
@@ -252,6 +230,26 @@ class CircuitBreaker:
             permit.success()
         return value
 
+    async def _call_closed(
+        self, streak: Streak, function: Callable[..., Awaitable[T]], args: tuple[Any, ...]
+    ) -> T:
+        """The same without a permit: a closed circuit has no end of them."""
+        generation = self.generation
+        try:
+            value = await function(*args)
+        except Exception as error:
+            if self.counts(error):
+                self.failed(generation, type(error).__name__)
+            raise
+        outcome: object = value
+        if isinstance(outcome, FailedResult):
+            failure = outcome.peek_exception()
+            if self.counts(failure):
+                self.failed(generation, type(failure).__name__)
+        elif streak.failures:
+            self.succeeded(generation)
+        return value
+
     async def __aenter__(self) -> CircuitBreaker:
         _entered.set((*_entered.get(), self.acquire()))
         return self
@@ -263,12 +261,16 @@ class CircuitBreaker:
         trace: TracebackType | None,
     ) -> None:
         permits = _entered.get()
-        permit = next((one for one in reversed(permits) if one.breaker is self), None)
+        if permits and permits[-1].breaker is self:
+            permit: Permit | None = permits[-1]
+            _entered.set(permits[:-1])
+        else:  # not left in the order in which they were entered
+            permit = next((one for one in reversed(permits) if one.breaker is self), None)
+            _entered.set(tuple(one for one in permits if one is not permit))
         if permit is None:
             # Entered in another task, as a test's fixture may do: the call is not told of,
             # and its permit expires.
             return
-        _entered.set(tuple(one for one in permits if one is not permit))
         if error is None:
             permit.success()
         elif isinstance(error, Exception):
@@ -299,9 +301,10 @@ class CircuitBreaker:
         """A call that began in this generation has succeeded."""
         if generation != self.generation:
             return
-        if self._state is CircuitState.CLOSED:
-            self._window.add(self.clock.now(), failed=False)
-            self._open_if_due("")
+        if self.is_closed:
+            if self.streak is None or self.streak.failures:
+                self._window.add(self.clock.now(), failed=False)
+                self._open_if_due("")
             return
         self._successes += 1
         if self._successes >= self.config.half_open_max:
@@ -320,7 +323,7 @@ class CircuitBreaker:
 
     def give_back(self, permit: Permit) -> None:
         """A call has ended, in whatever way; another may try in its place."""
-        if permit in self._permits:
+        if self._permits and permit in self._permits:
             self._permits.discard(permit)
             self._wake()
 

@@ -8,8 +8,9 @@ from weakref import WeakMethod, WeakValueDictionary
 
 from msgbus.errors import ConfigurationError
 from msgbus.lifecycle import CircuitClosedEvent, CircuitHalfOpenedEvent, CircuitOpenedEvent
-from msgbus.resilience.breaker import CircuitBreaker, CircuitChange, CircuitState
+from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.policies import CircuitBreakerConfig
+from msgbus.resilience.states import CircuitChange, CircuitState
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:

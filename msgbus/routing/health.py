@@ -24,8 +24,9 @@ import anyio
 from msgbus.clock import Clock, SystemClock
 from msgbus.errors import CircuitOpenError, ConfigurationError
 from msgbus.messages import SystemEvent
-from msgbus.resilience.breaker import CircuitBreaker, CircuitState, Permit
+from msgbus.resilience.breaker import CircuitBreaker, Permit
 from msgbus.resilience.policies import CircuitBreakerConfig
+from msgbus.resilience.states import CircuitState
 from msgbus.routing.endpoints import Endpoint, EndpointRegistry
 from msgbus.runtime import Task, current_runtime
 from msgbus.telemetry.logging import log
