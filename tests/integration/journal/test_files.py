@@ -6,7 +6,8 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import anyio
@@ -164,14 +165,21 @@ def open_as_nobody(file: Path, target: str) -> str:
         file.parent.chmod(0o755)
 
 
-@pytest.mark.parametrize("target", ["file", "folder"])
-async def test_what_cannot_be_written_is_named(target: str) -> None:
+@contextmanager
+def open_folder() -> Generator[Path]:
+    """A folder that all users may look into."""
     # Not in tmp_path: pytest keeps the folders above it from all other users, and another
     # pytest on this machine does so again at any moment.
     with tempfile.TemporaryDirectory() as base:
         Path(base).chmod(0o755)
         folder = Path(base) / "data"
         folder.mkdir()
+        yield folder
+
+
+@pytest.mark.parametrize("target", ["file", "folder"])
+async def test_what_cannot_be_written_is_named(target: str) -> None:
+    with open_folder() as folder:
         file = folder / "shop.db"
         await write_one(file)
         said = open_as_nobody(file, target)
