@@ -67,7 +67,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         filters: Every event must pass all of them to be published.
         provide: What handlers may ask for by annotation.
         resolver: A dependency-injection container behind the `Resolver` port.
-        journal: Not available in this version.
+        journal: Not connected to the bus in this version; `msgbus.journal` works by itself.
         clock: Where time comes from; a `VirtualClock` in tests.
     """
 
@@ -85,7 +85,10 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         clock: Clock | None = None,
     ) -> None:
         if journal is not None:
-            message = "journal=: this version of msgbus has no journal yet; leave it out."
+            message = (
+                "journal=: a bus of this version does not write to a journal yet; leave it out. "
+                "msgbus.journal can be used by itself."
+            )
             raise ConfigurationError(message)
         time: Clock = SystemClock() if clock is None else clock
         self._core = BusCore(
