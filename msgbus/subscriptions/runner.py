@@ -31,28 +31,30 @@ class Runner:
 
     async def run(self) -> None:
         """Deliver until nothing is left to be handed out."""
+        desk = self._desk
         turns = 0
         try:
-            while self._entry is not None:
-                await self._deliver(self._entry)
+            while self._entry is not None and await self._deliver(self._entry):
+                self._entry = None
                 turns += 1
-                if turns % TURN == 0:
+                # A handler that never waits would keep its free colleagues from their turn.
+                if turns % TURN == 0 or len(desk.dispatcher.consumers) > 1:
                     await self._runtime.checkpoint()
+                self._entry = desk.next()
+                if self._entry is not None:
+                    self._entry.runner = self
         finally:
             self._runners.discard(self)
 
-    async def _deliver(self, entry: Entry) -> None:
+    async def _deliver(self, entry: Entry) -> bool:
+        """Call the consumer; whether its place is free for another message."""
         consumer = entry.consumer
         assert consumer is not None  # noqa: S101 (set by the hand-out)
         token = entry.token
         error = await self._call(entry, consumer)
-        self._entry = None
         if entry.runner is self:
             entry.runner = None
-        if self._desk.answer(entry, token, error):
-            self._entry = self._desk.next()
-            if self._entry is not None:
-                self._entry.runner = self
+        return self._desk.answer(entry, token, error)
 
     async def _call(self, entry: Entry, consumer: Consumer) -> Exception | None:
         try:
