@@ -13,7 +13,7 @@ from msgbus.subscriptions.window import Entry, State, Window
 
 if TYPE_CHECKING:
     from msgbus.clock import Clock
-    from msgbus.journal.records import Record
+    from msgbus.journal.records import Record, Scheduled
     from msgbus.subscriptions.config import SubscriptionConfig
     from msgbus.subscriptions.dispatcher import Consumer, Dispatcher
 
@@ -63,8 +63,8 @@ class Desk:
         self.cursor = SafeCursor(offset)
         self.window = Window(self.dispatcher.mode)
         self.attempts = dict(attempts or {})
-        self.dates: dict[str, float] = {}
-        """When messages beyond the cursor may be tried again, by message id."""
+        self.dates: dict[str, Scheduled] = {}
+        """When messages that are still to be read may be tried again, by message id."""
         self.recover_until = recover_until
         self.parked: set[str] = set()
         self.marks: list[str] = []

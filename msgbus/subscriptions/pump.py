@@ -56,7 +56,7 @@ class Pump:
         self._retries.clear()
         for entry in await ledger.scheduled():
             if entry.record.offset > cursor.offset:
-                desk.dates[entry.record.message_id] = entry.due
+                desk.dates[entry.record.message_id] = entry
             else:
                 self._keep(entry)
         if desk.is_recovering or self._retries or desk.dates:
@@ -162,7 +162,8 @@ class Pump:
         due = None
         if date is not None:
             entry.is_scheduled = True
-            due = self._clock.now() + max(date - self._clock.time(), 0.0)
+            entry.attempt = max(entry.attempt, date.attempt)
+            due = self._clock.now() + max(date.due - self._clock.time(), 0.0)
         desk.window.add(entry, due=due)
         if entry.attempt > desk.config.retry.max_attempts:
             entry.attempt = entry.stored
@@ -275,7 +276,7 @@ class Pump:
                 there.is_scheduled = True
                 continue
             if scheduled.record.offset > desk.cursor.looked:
-                desk.dates[scheduled.record.message_id] = scheduled.due
+                desk.dates[scheduled.record.message_id] = scheduled
                 continue
             entry = desk.entry(scheduled.record)
             entry.attempt = scheduled.attempt

@@ -199,9 +199,7 @@ async def test_only_what_it_asks_for_is_delivered(make_journal: Make) -> None:
         await s.append(3, topic="shop.stock", name="shop.Stocked")
         a = await s.start(by_topic, name="a", source={"topic": "shop.orders"})
         b = await s.start(by_name, name="b", source={"names": ["shop.Stocked"]})
-        c = await s.start(
-            by_match, name="c", source={"matches": lambda r: r.json()["number"] > 1}
-        )
+        c = await s.start(by_match, name="c", source={"matches": lambda r: r.json()["number"] > 1})
         await s.append(4, topic="other")
 
         for subscription in (a, b, c):
