@@ -74,7 +74,7 @@ class SubscriptionEngine:
         self._runtime: Runtime | None = None
         self._waker: Waker | None = None
         self._tasks: list[Task] = []
-        self._runners: set[Runner] = set()
+        self._runners: dict[Runner, None] = {}
         self._has_news = False
         self._is_lost = False
         self._close_by: float | None = None
@@ -297,6 +297,11 @@ class SubscriptionEngine:
         return Standing.PAUSED if self._desk.is_paused else Standing.ACTIVE
 
     @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._runtime is not None and not self._is_ended
+
+    @property
     def last_acked(self) -> int:
         """Everything up to this offset is done."""
         return self.desk.cursor.position
@@ -374,7 +379,7 @@ class SubscriptionEngine:
         assert self._runtime is not None  # noqa: S101 (set by `start`)
         while (entry := self.desk.next()) is not None:
             runner = Runner(self.desk, self._runtime, entry, self._runners)
-            self._runners.add(runner)
+            self._runners[runner] = None
             runner.task = self._runtime.spawn(runner.run, name=f"msgbus delivery of {self.name}")
 
     async def _rest(self) -> None:

@@ -22,7 +22,9 @@ class Runner:
 
     task: Task
 
-    def __init__(self, desk: Desk, runtime: Runtime, entry: Entry, runners: set[Runner]) -> None:
+    def __init__(
+        self, desk: Desk, runtime: Runtime, entry: Entry, runners: dict[Runner, None]
+    ) -> None:
         self._desk = desk
         self._runtime = runtime
         self._entry: Entry | None = entry
@@ -44,7 +46,7 @@ class Runner:
                 if self._entry is not None:
                     self._entry.runner = self
         finally:
-            self._runners.discard(self)
+            self._runners.pop(self, None)
 
     async def _deliver(self, entry: Entry) -> bool:
         """Call the consumer; whether its place is free for another message."""

@@ -76,6 +76,6 @@ class Watchdog:
         entry = self._desk.window.oldest
         if entry is not None:
             return max(self._clock.time() - entry.record.time, 0.0)
-        if self._oldest is not None:
+        if self._oldest is not None and self._oldest[0] > self._desk.cursor.position:
             return max(self._clock.time() - self._oldest[1], 0.0)
         return 0.0

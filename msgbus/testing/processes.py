@@ -42,12 +42,16 @@ class Process:
         """The journal as this process sees it."""
         return cast("Journal", self)
 
-    def die(self) -> None:
-        """End as if by `kill -9`."""
-        self.is_dead = True
+    def freeze(self) -> None:
+        """Renew no lease any more, but go on with everything else: others will take over."""
         for keeper in self._keepers.values():
             keeper.cancel()
         self._keepers.clear()
+
+    def die(self) -> None:
+        """End as if by `kill -9`."""
+        self.is_dead = True
+        self.freeze()
         for end in self.on_death:
             end()
 
