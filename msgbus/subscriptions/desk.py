@@ -108,11 +108,12 @@ class Desk:
 
     def _startable(self) -> int:
         """Messages that would go out at once: a crash may lose no others."""
-        places = self.dispatcher.free - self.window.ready_count
+        held = len(self.window) - len(self.window.in_flight)
+        places = self.dispatcher.free
         tokens = self.rate.available(self._clock.now())
         if tokens is not None:
-            places = min(places, tokens - self.window.ready_count)
-        return max(places, 0)
+            places = min(places, tokens)
+        return max(places - held, 0)
 
     def has_work(self, head: int) -> bool:
         """Whether a message could go out, or be read, right now."""

@@ -469,6 +469,7 @@ class SubscriptionEngine:
         self._is_lost = False
         self._cancel_runners()
         self.desk.drop()
+        self._pump.forget()
         self._tenure.lose()
         log.warning("subscription_lease_lost", subscription=self.name)
 

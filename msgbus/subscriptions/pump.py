@@ -68,6 +68,10 @@ class Pump:
                 scheduled=len(self._retries) + len(desk.dates),
             )
 
+    def forget(self) -> None:
+        """Another engine has the schedule now."""
+        self._retries.clear()
+
     async def round(self) -> None:
         """Do everything that is to be done now."""
         desk = self._desk
@@ -219,6 +223,7 @@ class Pump:
             self._tell("subscription_blocked", entry)
         else:
             desk.counts.dropped += 1
+            self._end_runner(entry)
             self._tell("message_dropped", entry)
             desk.leave(entry)
 

@@ -195,9 +195,10 @@ class Simulation:
                 await self._begin_life()
             await self._clock.advance(1.0)
             await self._look()
-            waits = any(life.subscription.progress().scheduled for life in self._lives)
+            progress = [life.subscription.progress() for life in self._lives]
+            is_busy = any(each.scheduled or each.buffered for each in progress)
             due = await self._journal.next_due()
-            if history.positions[-1] >= history.head and due is None and not waits:
+            if history.positions[-1] >= history.head and due is None and not is_busy:
                 history.is_settled = True
                 break
         for life in self._lives:
