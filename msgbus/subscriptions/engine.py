@@ -10,35 +10,36 @@ import anyio
 from uuid_utils import uuid7
 
 from msgbus.clock import Clock, SystemClock
-from msgbus.errors import (
-    BusStateError,
-    ConfigurationError,
-    JournalClosedError,
-    LeaseLostError,
-    SettleTimeoutError,
-)
+from msgbus.errors import BusStateError, ConfigurationError, SettleTimeoutError
 from msgbus.journal.records import Record
-from msgbus.runtime import Runtime, Task, Waker, current_runtime
 from msgbus.subscriptions.config import SubscriptionConfig
 from msgbus.subscriptions.desk import Desk
 from msgbus.subscriptions.dispatcher import Consumer, Dispatcher
 from msgbus.subscriptions.ledger import Ledger, Source
 from msgbus.subscriptions.mode import StartAt
+from msgbus.subscriptions.office import Office
 from msgbus.subscriptions.progress import Progress, Standing
 from msgbus.subscriptions.pump import Pump
-from msgbus.subscriptions.runner import Runner
 from msgbus.subscriptions.tenure import Tenure
 from msgbus.subscriptions.watchdog import Watchdog
 from msgbus.telemetry.logging import log
-from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.journal.port import Journal
 
-LOOKS_PER_TTL = 5
-"""How often a standby looks at the lease while it could run out."""
 
-SHORTEST_REST = 0.001
+@final
+class _Waiter:
+    """Somebody who waits for a place to be reached."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.event = anyio.Event()
+        self.is_reached = False
+
+    def reach(self) -> None:
+        self.is_reached = True
+        self.event.set()
 
 
 @final
@@ -70,21 +71,10 @@ class SubscriptionEngine:
         holder = f"{os.getpid()}-{uuid7()}"
         ttl = self.config.lease_ttl
         self._tenure = Tenure(journal, name, holder, self._clock, ttl, self._lease_lost)
-        self._start = 0
-        self._runtime: Runtime | None = None
-        self._waker: Waker | None = None
-        self._tasks: list[Task] = []
-        self._runners: dict[Runner, None] = {}
-        self._has_news = False
-        self._is_lost = False
-        self._close_by: float | None = None
-        self._left_in_hand = 0
-        self._ended: anyio.Event | None = None
-        self._is_ended = False
-        self._waiters: list[tuple[int, anyio.Event]] = []
-        self._seeks: list[anyio.Event] = []
-        self._last_error: str | None = None
+        self._waiters: list[_Waiter] = []
+        self._seeks: list[_Waiter] = []
         self._desk: Desk | None = None
+        self._office: Office | None = None
 
     def __repr__(self) -> str:
         return f"<SubscriptionEngine {self.name} {self.standing}>"
@@ -101,12 +91,22 @@ class SubscriptionEngine:
             message = f"Subscription {self.name!r} has a dispatcher already; it takes only one."
             raise ConfigurationError(message)
         self._desk = Desk(self.config, dispatcher, self._clock, self.wake)
-        self._ledger = Ledger(
+        ledger = Ledger(
             self._journal, self.name, self._desk, self._tenure, self._clock, self._source
         )
-        self._pump = Pump(self.name, self._desk, self._ledger, self._clock)
-        self._watchdog = Watchdog(
-            self._journal, self._desk, self._ledger, self._clock, self._stalled
+        self._pump = Pump(self.name, self._desk, ledger, self._clock)
+        self._watchdog = Watchdog(self._journal, self._desk, ledger, self._clock, self._stalled)
+        self._office = Office(
+            self.name,
+            self._journal,
+            self._clock,
+            self._desk,
+            ledger,
+            self._pump,
+            self._watchdog,
+            self._tenure,
+            self._tell,
+            self._stopped,
         )
 
     @property
@@ -138,9 +138,8 @@ class SubscriptionEngine:
 
     def wake(self) -> None:
         """Let it look at once whether there is something to do."""
-        self._has_news = True
-        if self._waker is not None:
-            self._waker.wake()
+        if self._office is not None:
+            self._office.wake()
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -152,28 +151,18 @@ class SubscriptionEngine:
             BusStateError: It was started before.
             CursorError: How far it came cannot be read. It never guesses.
         """
-        desk = self.desk
-        if self._runtime is not None:
+        desk, office = self.desk, self._own_office()
+        if office.is_started or office.is_ended:
             message = f"Subscription {self.name!r} was started before; make a new engine."
             raise BusStateError(message)
         self._check_level()
-        self._start = await self.resolve(self.config.start)
-        desk.head = await self._journal.head()
-        self._watchdog.head = desk.head
-        if await self._tenure.take():
-            try:
-                await self._take_office()
-            except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await self._tenure.release()
-                raise
-        self._runtime = current_runtime()
-        self._waker = self._runtime.waker()
-        self._ended = anyio.Event()
-        self._tasks = [
-            self._runtime.spawn(self._work, name=f"msgbus subscription {self.name}"),
-            self._runtime.spawn(self._listen, name=f"msgbus news for {self.name}"),
-        ]
+        first = await self.resolve(self.config.start)
+        desk.head = self._watchdog.head = await self._journal.head()
+        await office.start(first)
+
+    def _own_office(self) -> Office:
+        assert self._office is not None  # noqa: S101 (made with the desk)
+        return self._office
 
     async def close(self, timeout: float | None = 30.0) -> int:
         """Hand out nothing more, wait for what is in hand, write the cursor, free the lease.
@@ -181,25 +170,13 @@ class SubscriptionEngine:
         Returns:
             Messages that were still in hand after `timeout`; they are delivered again.
         """
-        if self._ended is None:
-            self._is_ended = True
-            return 0
-        desk = self.desk
-        desk.is_closing = True
-        until = float("inf") if timeout is None else self._clock.now() + timeout
-        self._close_by = until if self._close_by is None else min(self._close_by, until)
-        self.wake()
-        await self._ended.wait()
-        return self._left_in_hand
+        self.desk  # noqa: B018 (raises if there is none)
+        return await self._own_office().close(timeout)
 
     def abort(self) -> None:
         """End at once and write nothing, as a crash would."""
-        self._is_ended = True
-        for task in self._tasks:
-            task.cancel()
-        self._cancel_runners()
-        if self._ended is not None:
-            self._ended.set()
+        if self._office is not None:
+            self._office.abort()
 
     async def resolve(self, start: StartAt) -> int:
         """The offset behind which `start` begins."""
@@ -238,8 +215,7 @@ class SubscriptionEngine:
         An `idempotent` subscription does not repeat what it has marked, wherever it seeks.
 
         Raises:
-            BusStateError: It is not active here.
-            CursorError: The place is beyond the head.
+            BusStateError: It is not active here, or ended meanwhile.
         """
         if self.standing in {Standing.NEW, Standing.STANDBY, Standing.CLOSED}:
             message = (
@@ -247,11 +223,13 @@ class SubscriptionEngine:
             )
             raise BusStateError(message)
         offset = await self.resolve(StartAt.of(start))
-        done = anyio.Event()
-        self._seeks.append(done)
-        self.desk.seek_to = min(offset, await self._journal.head())
+        waiter = _Waiter(min(offset, await self._journal.head()))
+        self._seeks.append(waiter)
+        self.desk.seek_to = waiter.target
         self.wake()
-        await done.wait()
+        await waiter.event.wait()
+        if not waiter.is_reached:
+            raise self._not_reached()
 
     async def caught_up(self, offset: int | None = None, timeout: float | None = None) -> int:
         """Return when everything up to `offset` is done and the journal knows it.
@@ -261,34 +239,50 @@ class SubscriptionEngine:
 
         Raises:
             SettleTimeoutError: It took longer than `timeout`.
+            BusStateError: It ended meanwhile.
         """
         target = await self._journal.head() if offset is None else offset
-        reached = anyio.Event()
-        waiter = (target, reached)
+        waiter = _Waiter(target)
         self._waiters.append(waiter)
         self.desk.waiters.append(target)
         self.wake()
         try:
-            if timeout is None:
-                await reached.wait()
-            else:
-                with self._clock.cancel_after(timeout):
-                    await reached.wait()
+            await self._wait_for(waiter, timeout)
         finally:
             self._waiters.remove(waiter)
             self.desk.waiters.remove(target)
-        if not reached.is_set():
-            raise SettleTimeoutError([self.name], seconds=timeout or 0.0)
-        return target
+        if waiter.is_reached:
+            return target
+        if waiter.event.is_set():
+            raise self._not_reached()
+        raise SettleTimeoutError([self.name], seconds=timeout or 0.0)
+
+    async def _wait_for(self, waiter: _Waiter, timeout: float | None) -> None:
+        if self.standing is Standing.CLOSED:
+            raise self._not_reached()
+        if timeout is None:
+            await waiter.event.wait()
+            return
+        with self._clock.cancel_after(timeout):
+            await waiter.event.wait()
+
+    def _not_reached(self) -> BusStateError:
+        message = (
+            f"Subscription {self.name!r} is {self.standing} here now, at offset "
+            f"{self.last_acked}; what was waited for has not come to pass."
+        )
+        return BusStateError(message)
 
     # -- questions -----------------------------------------------------------------------------
 
     @property
     def standing(self) -> Standing:
         """What it is doing."""
-        if self._is_ended:
+        if self._office is None or self._desk is None:
+            return Standing.NEW
+        if self._office.is_ended:
             return Standing.CLOSED
-        if self._runtime is None or self._desk is None:
+        if not self._office.is_started:
             return Standing.NEW
         if self._tenure.lease is None:
             return Standing.STANDBY
@@ -299,7 +293,7 @@ class SubscriptionEngine:
     @property
     def is_running(self) -> bool:
         """Whether it was started and has not ended."""
-        return self._runtime is not None and not self._is_ended
+        return self._office is not None and self._office.is_started and not self._office.is_ended
 
     @property
     def last_acked(self) -> int:
@@ -336,92 +330,33 @@ class SubscriptionEngine:
             blocked_at=None if desk.blocked is None else desk.blocked.offset,
             is_recovering=desk.is_recovering,
             counts=desk.counts,
-            last_error=self._last_error,
+            last_error=self._own_office().last_error,
         )
 
-    # -- work ----------------------------------------------------------------------------------
-
-    async def _work(self) -> None:
-        try:
-            while not self._is_ended:
-                self._has_news = False
-                try:
-                    await self._turn()
-                except LeaseLostError:
-                    self._lease_lost()
-                except JournalClosedError as error:
-                    self._note(error)
-                    self._is_ended = True
-                except Exception as error:  # a full disk may have room again
-                    self._note(error)
-                    self._is_ended = self._is_time_up()
-                    self._has_news = False
-                if not self._is_ended:
-                    await self._rest()
-        finally:
-            self._end()
-
-    async def _turn(self) -> None:
-        if self._is_lost:
-            self._leave_office()
-        if self._tenure.lease is None:
-            await self._stand_by()
-            return
-        await self._watchdog.look_if_due()
-        await self._pump.round()
-        self._feed()
-        self._tell(self.desk.cursor.persisted)
-        if self.desk.is_closing and (not self.desk.window.in_flight or self._is_time_up()):
-            await self._leave_in_peace()
-
-    def _feed(self) -> None:
-        """Begin a delivery for everybody who is free."""
-        assert self._runtime is not None  # noqa: S101 (set by `start`)
-        while (entry := self.desk.next()) is not None:
-            runner = Runner(self.desk, self._runtime, entry, self._runners)
-            self._runners[runner] = None
-            runner.task = self._runtime.spawn(runner.run, name=f"msgbus delivery of {self.name}")
-
-    async def _rest(self) -> None:
-        assert self._waker is not None  # noqa: S101 (set by `start`)
-        assert self._runtime is not None  # noqa: S101 (set by `start`)
-        if self._has_news:
-            await self._runtime.checkpoint()
-            return
-        with self._clock.cancel_after(max(self._pause(), SHORTEST_REST)):
-            await self._waker.wait()
-
-    def _pause(self) -> float:
-        now = self._clock.now()
-        if self._tenure.lease is None:
-            return self.config.lease_ttl / LOOKS_PER_TTL
-        pause = min(self._watchdog.due - now, self._pump.until_next())
-        return pause if self._close_by is None else min(pause, self._close_by - now)
+    # -- what its parts tell it ----------------------------------------------------------------
 
     def _tell(self, persisted: int) -> None:
-        for target, event in self._waiters:
-            if target <= persisted:
-                event.set()
+        """The journal knows that everything up to here is done."""
+        for waiter in self._waiters:
+            if waiter.target <= persisted:
+                waiter.reach()
         if self.desk.seek_to is None:
-            for event in self._seeks:
-                event.set()
+            for waiter in self._seeks:
+                waiter.reach()
             self._seeks.clear()
 
-    async def _listen(self) -> None:
-        """Hear of new messages, from this process and others."""
-        desk = self.desk
-        while not self._is_ended:
-            try:
-                head = await self._journal.wait(desk.head)
-            except JournalClosedError:
-                return
-            except Exception as error:  # the watchdog finds what is missed meanwhile
-                self._note(error)
-                await self._clock.sleep(self.config.watchdog)
-                continue
-            if head > desk.head:
-                desk.head = head
-                self.wake()
+    def _stopped(self) -> None:
+        """It has ended here, or another engine has taken over."""
+        self.desk.seek_to = None
+        for waiter in self._seeks:
+            waiter.event.set()
+        self._seeks.clear()
+        if self.standing is Standing.CLOSED:
+            for waiter in self._waiters:
+                waiter.event.set()
+
+    def _lease_lost(self) -> None:
+        self._own_office().lease_lost()
 
     def _stalled(self) -> None:
         progress = self.progress()
@@ -433,67 +368,3 @@ class SubscriptionEngine:
         )
         if self._on_stall is not None:
             self._on_stall(progress)
-
-    def _note(self, error: Exception) -> None:
-        self.desk.counts.errors += 1
-        self._last_error = redact_exception(error)
-        log.error("subscription_failed", subscription=self.name, error=self._last_error)
-
-    # -- the lease -----------------------------------------------------------------------------
-
-    async def _take_office(self) -> None:
-        await self._pump.begin(self._start)
-        await self._tenure.keep()
-        log.info("subscription_active", subscription=self.name, epoch=self._tenure.epoch)
-
-    async def _stand_by(self) -> None:
-        if self.desk.is_closing:
-            self._is_ended = True
-            return
-        if await self._tenure.take():
-            await self._take_office()
-            self.wake()
-            return
-        cursor = await self._journal.cursor(self.name)
-        self._watchdog.head = await self._journal.head()
-        if cursor is not None:
-            self.desk.open(cursor.offset)
-            self._tell(cursor.offset)
-
-    def _lease_lost(self) -> None:
-        self._is_lost = True
-        self.wake()
-
-    def _leave_office(self) -> None:
-        """Another engine has taken over: what is in hand here will be refused."""
-        self._is_lost = False
-        self._cancel_runners()
-        self.desk.drop()
-        self._pump.forget()
-        self._tenure.lose()
-        log.warning("subscription_lease_lost", subscription=self.name)
-
-    # -- the end -------------------------------------------------------------------------------
-
-    def _is_time_up(self) -> bool:
-        return self._close_by is not None and self._clock.now() >= self._close_by
-
-    async def _leave_in_peace(self) -> None:
-        self._left_in_hand = len(self.desk.window.in_flight)
-        self._cancel_runners()
-        await self._ledger.commit(close=True)
-        await self._tenure.release()
-        self._is_ended = True
-
-    def _cancel_runners(self) -> None:
-        for runner in list(self._runners):
-            runner.task.cancel()
-        self._runners.clear()
-
-    def _end(self) -> None:
-        self._is_ended = True
-        self._cancel_runners()
-        for task in self._tasks[1:]:
-            task.cancel()
-        if self._ended is not None:
-            self._ended.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, final
 
 from msgbus.subscriptions.mode import Delivery, Mode
@@ -89,14 +90,10 @@ def check(scenario: Scenario, history: History) -> Findings:
         duplicated=_duplicated(scenario, history),
         reordered=_reordered(scenario, history) if scenario.is_ordered else 0,
         stuck=0 if history.is_settled else max(history.head - history.positions[-1], 1),
-        moved_back=sum(b < a for a, b in _pairs(history.positions)),
+        moved_back=sum(b < a for a, b in pairwise(history.positions)),
         too_fast=_too_fast(scenario, history),
         shared_epochs=_shared_epochs(history),
     )
-
-
-def _pairs(numbers: list[int]) -> zip[tuple[int, int]]:
-    return zip(numbers, numbers[1:], strict=False)
 
 
 def _slots(scenario: Scenario) -> int:
@@ -135,7 +132,7 @@ def _reordered(scenario: Scenario, history: History) -> int:
         key = history.published[one.number] if is_by_key else "all"
         if key is not None:
             orders[one.life, one.epoch, key].append(one.number)
-    return sum(b <= a for numbers in orders.values() for a, b in _pairs(numbers))
+    return sum(b <= a for numbers in orders.values() for a, b in pairwise(numbers))
 
 
 def _too_fast(scenario: Scenario, history: History) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
@@ -362,3 +362,30 @@ async def test_wrong_set_ups_are_refused(make_journal: Make) -> None:
             await demanding.start()
         with pytest.raises(CursorError, match="beyond the head"):
             await s.make(Handler(), name="z", start=1000).start()
+
+
+async def test_who_waits_for_a_subscription_that_ends_is_told(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.hangs = {1}
+        await s.append(1)
+        subscription = await s.start(handler, ack_timeout=None)
+        await s.until(lambda: handler.numbers == [1])
+        told: list[str] = []
+
+        async def wait(what: Callable[[], Awaitable[object]]) -> None:
+            try:
+                await what()
+            except BusStateError as error:
+                told.append(str(error))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait, subscription.caught_up)
+            group.start_soon(wait, lambda: subscription.seek(1))
+            await s.clock.advance(1)
+            await subscription.close(timeout=0)
+
+        assert len(told) == 2
+        assert all("is closed here now" in text for text in told)
+        with pytest.raises(BusStateError, match="is closed here"):
+            await subscription.caught_up(1)
