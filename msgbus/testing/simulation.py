@@ -28,8 +28,11 @@ from msgbus.testing.scenarios import Scenario, draw
 from msgbus.testing.verdicts import Findings, History, Try, check
 
 NAME: Final = "simulated"
-PATIENCE: Final = 3600.0
+PATIENCE: Final = 7200.0
 """Virtual seconds that a run gets to come to rest."""
+
+QUIET: Final = 300.0
+"""Virtual seconds without any delivery after which a run is stuck; no pause is as long."""
 
 Sabotage = Callable[[DurableSubscription], object]
 """Breaks a subscription on purpose, to see that it is found out."""
@@ -190,7 +193,12 @@ class Simulation:
         history = self.history
         history.head = await self._journal.head()
         end = self._clock.now() + PATIENCE
+        begun, since = -1, 0.0
         while self._clock.now() < end:
+            if begun != len(history.begun):
+                begun, since = len(history.begun), self._clock.now()
+            elif self._clock.now() - since > QUIET:
+                break
             if not self._lives:
                 await self._begin_life()
             await self._clock.advance(1.0)
