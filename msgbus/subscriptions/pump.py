@@ -220,11 +220,11 @@ class Pump:
         elif fate is Fate.BLOCK:
             desk.window.wait(entry, INFINITY)
             desk.blocked = entry
-            self._tell("subscription_blocked", entry)
+            log.warning("subscription_blocked", **self._about(entry))
         else:
             desk.counts.dropped += 1
             self._end_runner(entry)
-            self._tell("message_dropped", entry)
+            log.warning("subscription_dropped_message", **self._about(entry))
             desk.leave(entry)
 
     def _bury(self, entry: Entry) -> None:
@@ -233,7 +233,7 @@ class Pump:
         if desk.config.park_key and entry.key is not None:
             desk.parked.add(entry.key)
         self._end_runner(entry)
-        self._tell("message_dead_lettered", entry)
+        log.warning("subscription_dead_lettered", **self._about(entry))
         if entry.state is not State.DONE:  # its late ack may have come just now
             desk.leave(entry)
 
@@ -255,16 +255,16 @@ class Pump:
     def _keep(self, scheduled: Scheduled) -> None:
         heappush(self._retries, (scheduled.due, scheduled.id, scheduled))
 
-    def _tell(self, name: str, entry: Entry) -> None:
-        log.warning(
-            name,
-            subscription=self._name,
-            offset=entry.offset,
-            message_type=entry.record.name,
-            message_id=entry.record.message_id,
-            attempts=entry.attempt,
-            error=None if entry.error is None else redact_exception(entry.error),
-        )
+    def _about(self, entry: Entry) -> dict[str, object]:
+        """What a log event says of a message."""
+        return {
+            "subscription": self._name,
+            "offset": entry.offset,
+            "message_type": entry.record.name,
+            "message_id": entry.record.message_id,
+            "attempts": entry.attempt,
+            "error": None if entry.error is None else redact_exception(entry.error),
+        }
 
     # -- other tries ---------------------------------------------------------------------------
 

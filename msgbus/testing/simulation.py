@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from multiprocessing import Pool
+from multiprocessing import get_context
 from random import Random
 from typing import Final, final
 
@@ -228,8 +229,22 @@ def simulate(seed: int, sabotage: Sabotage | None = None) -> tuple[Findings, His
 
 
 def _one(seed: int) -> tuple[int, Findings, int, int]:
-    findings, history = simulate(seed)
+    # A storm is full of warnings, all of them expected.
+    logger = logging.getLogger("msgbus")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        findings, history = simulate(seed)
+    finally:
+        logger.disabled = was_disabled
     return seed, findings, len(history.handled), history.deaths
+
+
+def _all(seeds: Sequence[int], jobs: int) -> Iterator[tuple[int, Findings, int, int]]:
+    if jobs == 1:
+        yield from map(_one, seeds)
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(_one, seeds, chunksize=8)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -241,19 +256,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     seeds = range(options.first, options.first + options.seeds)
     failed = handled = deaths = 0
-    with Pool(options.jobs) as pool:
-        for seed, findings, done, died in pool.imap(_one, seeds, chunksize=8):
-            handled += done
-            deaths += died
-            if not findings.is_clean:
-                failed += 1
-                broken = {name: count for name, count in asdict(findings).items() if count}
-                sys.stdout.write(
-                    f"seed {seed} broke a promise: {broken}\n  replay it with: "
-                    f"python -m msgbus.testing.simulation --seeds 1 --from {seed}\n"
-                )
+    for seed, findings, done, died in _all(seeds, options.jobs):
+        handled += done
+        deaths += died
+        if not findings.is_clean:
+            failed += 1
+            broken = {name: count for name, count in asdict(findings).items() if count}
+            sys.stdout.write(
+                f"seed {seed} broke a promise: {broken}\n  replay it with: "
+                f"python -m msgbus.testing.simulation --seeds 1 --from {seed}\n"
+            )
     sys.stdout.write(
-        f"{len(seeds)} seeds, {handled} deliveries, {deaths} deaths: {failed} seeds failed\n"
+        f"{len(seeds)} seeds, {handled} messages handled, {deaths} processes killed: "
+        f"{failed} seeds failed\n"
     )
     return 1 if failed else 0
 

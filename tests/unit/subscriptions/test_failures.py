@@ -59,7 +59,7 @@ async def test_the_last_failure_ends_in_a_dead_letter(
         assert handler.tries(2) == [1, 2, 3]
         assert subscription.progress().counts.dead_lettered == 1
         assert await s.position() == 3
-        assert [entry["offset"] for entry in logged(caplog, "message_dead_lettered")] == [2]
+        assert [entry["offset"] for entry in logged(caplog, "subscription_dead_lettered")] == [2]
 
 
 async def test_the_dead_letter_and_the_cursor_are_one_transaction(make_journal: Make) -> None:
@@ -94,7 +94,7 @@ async def test_drop_passes_it_and_says_so(
 
         assert subscription.progress().counts.dropped == 1
         assert await s.shared.dead_letters() == []
-        assert len(logged(caplog, "message_dropped")) == 1
+        assert len(logged(caplog, "subscription_dropped_message")) == 1
 
 
 async def test_block_stops_until_resumed(make_journal: Make) -> None:
