@@ -13,7 +13,6 @@ from msgbus.journal import Journal, Record
 from msgbus.subscriptions import (
     Deliver,
     DurableSubscription,
-    Mode,
     RetryTiers,
     SubscriptionConfig,
 )
@@ -92,7 +91,7 @@ class Stage:
             journal,
             name,
             deliver,
-            SubscriptionConfig(**{"retry": QUICK, **config}),
+            SubscriptionConfig.model_validate({"retry": QUICK, **config}),
             clock=self.clock,
             on_stall=on_stall,
             **(source or {}),
@@ -135,6 +134,3 @@ async def stage(
         for process in built.processes:
             process.die()
         await journal.close()
-
-
-MODES = list(Mode)

@@ -39,7 +39,7 @@ class Desk:
         self.dispatcher = dispatcher
         self.counts = Counts()
         self.rate = RateLimit(config.rate_limit, config.burst, clock.now())
-        self._clock = clock
+        self.clock = clock
         self._wake = wake
         self._key = config.key or _stored_key
         self.head = 0
@@ -73,7 +73,7 @@ class Desk:
         """Messages to be taken out of the schedule with the next write."""
         self.blocked: Entry | None = None
         self.dirty_since: float | None = None
-        self.active_at = self._clock.now()
+        self.active_at = self.clock.now()
 
     # -- questions -----------------------------------------------------------------------------
 
@@ -110,14 +110,14 @@ class Desk:
         """Messages that would go out at once: a crash may lose no others."""
         held = len(self.window) - len(self.window.in_flight)
         places = self.dispatcher.free
-        tokens = self.rate.available(self._clock.now())
+        tokens = self.rate.available(self.clock.now())
         if tokens is not None:
             places = min(places, tokens)
         return max(places - held, 0)
 
     def has_work(self, head: int) -> bool:
         """Whether a message could go out, or be read, right now."""
-        if self.is_held or not self.dispatcher.free or not self.rate.allows(self._clock.now()):
+        if self.is_held or not self.dispatcher.free or not self.rate.allows(self.clock.now()):
             return False
         if self.window.peek() is not None:
             return True
@@ -148,7 +148,7 @@ class Desk:
         All three are asked before anything is taken, so that neither a message nor a token
         is ever taken in vain.
         """
-        now = self._clock.now()
+        now = self.clock.now()
         while not self.is_held:
             entry = self.window.peek()
             if entry is None:
@@ -218,7 +218,7 @@ class Desk:
 
     def moved(self) -> None:
         """The cursor may have moved: see whether that is somebody's business."""
-        now = self._clock.now()
+        now = self.clock.now()
         self.active_at = now
         cursor, config = self.cursor, self.config
         if cursor.is_dirty and self.dirty_since is None:
@@ -244,7 +244,7 @@ class Desk:
     def expire(self) -> None:
         """Take messages back whose consumers have not answered in time."""
         timeout = self.config.ack_timeout
-        for entry in self.window.overdue(self._clock.now()):
+        for entry in self.window.overdue(self.clock.now()):
             self.give_back(entry)
             self.counts.timed_out += 1
             self.fail(entry, TimeoutError(f"No answer within {timeout:g} s."))
@@ -265,7 +265,7 @@ class Desk:
         for entry in self.window.entries():
             if entry.state is State.WAITING and entry.due == INFINITY:
                 entry.attempt += 1
-                self.window.wait(entry, self._clock.now())
+                self.window.wait(entry, self.clock.now())
 
     def drop(self) -> None:
         """Forget what is in hand: another engine works on it."""
@@ -279,7 +279,7 @@ class Desk:
             return True
         if not self.cursor.is_dirty:
             return False
-        config, now = self.config, self._clock.now()
+        config, now = self.config, self.clock.now()
         is_idle = not len(self.window) and now - self.active_at >= config.flush_idle
         is_old = self.dirty_since is not None and now - self.dirty_since >= config.flush_interval
         is_awaited = any(target <= self.cursor.position for target in self.waiters)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from msgbus.subscriptions import DurableSubscription
+from msgbus.subscriptions import DurableSubscription, Mode
 from msgbus.subscriptions.desk import Desk
 from msgbus.subscriptions.window import Entry
 from msgbus.testing.simulation import Simulation, main, simulate
@@ -58,19 +58,15 @@ def ack_before_delivery(subscription: DurableSubscription) -> None:
 def drop_under_the_rate_limit(subscription: DurableSubscription) -> None:
     def take(desk: Desk) -> Entry | None:
         entry = desk.window.peek()
-        if entry is not None and not desk.is_held and not desk.rate.allows(desk._clock.now()):
+        if entry is not None and not desk.is_held and not desk.rate.allows(desk.clock.now()):
             desk.window.remove(entry)
         return Desk.next(desk)
 
     replace_next(subscription, take)
 
 
-def hand_out_of_turn(subscription: DurableSubscription) -> None:
-    def take(desk: Desk) -> Entry | None:
-        desk.window._ready.sort(key=lambda pair: -pair[0])
-        return Desk.next(desk)
-
-    replace_next(subscription, take)
+def overtake_what_waits(subscription: DurableSubscription) -> None:
+    subscription.dispatcher.mode = Mode.SHARED
 
 
 @pytest.mark.parametrize(
@@ -78,7 +74,7 @@ def hand_out_of_turn(subscription: DurableSubscription) -> None:
     [
         (ack_before_delivery, "lost"),
         (drop_under_the_rate_limit, "stuck"),
-        (hand_out_of_turn, "reordered"),
+        (overtake_what_waits, "reordered"),
     ],
 )
 def test_a_broken_engine_is_found_out(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from msgbus.clock import VirtualClock
 from msgbus.errors import JournalFullError
 from msgbus.journal import Journal, MemoryJournal
-from msgbus.journal.operations import MoveCursor
+from msgbus.journal.operations import MoveCursor, Operation
 from msgbus.subscriptions import Delivery, Mode, Progress, StartAt
 from tests.fakes import logged
 from tests.stage import Handler, stage
@@ -143,9 +143,8 @@ async def test_a_write_that_fails_leaves_the_cursor_dirty() -> None:
         process = s.process()
         refusals = 0
 
-        def refuse_twice(operations: object) -> None:
+        def refuse_twice(operations: Sequence[Operation]) -> None:
             nonlocal refusals
-            assert isinstance(operations, list)
             if refusals < 2 and any(isinstance(one, MoveCursor) for one in operations):
                 refusals += 1
                 message = "No space left."

@@ -199,7 +199,11 @@ async def test_only_what_it_asks_for_is_delivered(make_journal: Make) -> None:
         await s.append(3, topic="shop.stock", name="shop.Stocked")
         a = await s.start(by_topic, name="a", source={"topic": "shop.orders"})
         b = await s.start(by_name, name="b", source={"names": ["shop.Stocked"]})
-        c = await s.start(by_match, name="c", source={"matches": lambda r: r.json()["number"] > 1})
+
+        def is_big(record: Record) -> bool:
+            return bool(record.json()["number"] > 1)
+
+        c = await s.start(by_match, name="c", source={"matches": is_big})
         await s.append(4, topic="other")
 
         for subscription in (a, b, c):
@@ -221,7 +225,7 @@ async def test_it_starts_where_it_is_told_to(make_journal: Make) -> None:
             "offset": (2, [2, 3, 4, 5]),
             "time": (StartAt.since(middle), [3, 4, 5]),
         }
-        seen = {}
+        seen: dict[str, Handler] = {}
         for name, (start, _) in starts.items():
             seen[name] = Handler()
             await s.start(seen[name], name=name, start=start)
