@@ -31,7 +31,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check fix bench docs mutate clean
+.PHONY: help demo test check fix bench simulate docs mutate clean
 
 help: ## Print this list
 	@echo "Targets (each makes $(VENV) by itself if needed):"
@@ -64,6 +64,9 @@ fix: $(VENV)/.dev ## Format the code and fix what ruff can fix
 
 bench: $(VENV)/.dev ## Run the benchmarks (ARGS: options of the benchmarks)
 	@$(PY) -m benchmarks $(ARGS)
+
+simulate: $(VENV)/.run ## Put durable subscriptions through 10,000 seeded storms (ARGS: --seeds, --from)
+	@$(PY) -m msgbus.testing.simulation --seeds 10000 --jobs 2 $(ARGS)
 
 docs: $(VENV)/.dev ## Run every snippet of the documentation
 	@$(PY) -m pytest tests/docs $(ARGS)

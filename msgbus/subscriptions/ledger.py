@@ -1,0 +1,165 @@
+"""What an active subscription writes to its journal and reads from it, fenced by its lease."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, final
+
+from msgbus.journal import operations as op
+from msgbus.journal.records import Cursor, DeadLetter, Page, Record, Scheduled
+from msgbus.subscriptions.window import Entry
+from msgbus.telemetry.redaction import redact_exception
+
+if TYPE_CHECKING:
+    from msgbus.clock import Clock
+    from msgbus.journal.port import Journal
+    from msgbus.subscriptions.desk import Desk
+    from msgbus.subscriptions.tenure import Tenure
+
+INFINITY = float("inf")
+MOST_SCHEDULED = 1_000_000
+
+
+class Source(NamedTuple):
+    """Which messages of the journal a subscription is about."""
+
+    topic: str | None = None
+    """Only this topic."""
+    names: Collection[str] | None = None
+    """Only these wire names."""
+    matches: Callable[[Record], bool] | None = None
+    """Only records for which this is true."""
+
+
+@final
+class Ledger:
+    """Turns what happened at the desk into transactions; what is not written stays to be."""
+
+    def __init__(
+        self, journal: Journal, name: str, desk: Desk, tenure: Tenure, clock: Clock, source: Source
+    ) -> None:
+        self._journal = journal
+        self._name = name
+        self._desk = desk
+        self._tenure = tenure
+        self._clock = clock
+        self._source = source
+
+    # -- reading -------------------------------------------------------------------------------
+
+    async def read(self, start: int, limit: int) -> tuple[list[Record], int]:
+        """Messages from `start` on, and the offset up to which there are no others."""
+        source = self._source
+        page: Page = await self._journal.read(start, limit, source.topic, names=source.names)
+        if source.matches is None:
+            return list(page), page.next - 1
+        return [record for record in page if source.matches(record)], page.next - 1
+
+    async def begin(self, offset: int) -> Cursor:
+        """The cursor; a new one is written at once, behind `offset`.
+
+        Raises:
+            CursorError: It cannot be read.
+        """
+        epoch = self._tenure.epoch
+        await self._journal.commit([op.CreateCursor(self._name, offset, epoch)])
+        cursor = await self._journal.cursor(self._name)
+        assert cursor is not None  # noqa: S101 (it was just made)
+        return cursor
+
+    async def attempts(self) -> dict[int, int]:
+        """Tries beyond the cursor that the journal knows of."""
+        return await self._journal.attempts(self._name)
+
+    async def scheduled(self) -> list[Scheduled]:
+        """The retries of this subscription, in the order of their time."""
+        entries = await self._journal.due(INFINITY, MOST_SCHEDULED)
+        return [entry for entry in entries if entry.subscription == self._name]
+
+    async def parked_keys(self) -> set[str]:
+        """The keys of all dead letters of this subscription."""
+        keys: set[str] = set()
+        last = 0
+        while letters := await self._journal.dead_letters(self._name, after=last):
+            last = letters[-1].id
+            found = (self._desk.entry(letter.record).key for letter in letters)
+            keys.update(key for key in found if key is not None)
+        return keys
+
+    async def marked(self, records: Iterable[Record]) -> set[str]:
+        """Ids of those that were handled already."""
+        return await self._journal.marked(self._name, [record.message_id for record in records])
+
+    # -- writing -------------------------------------------------------------------------------
+
+    async def commit(
+        self,
+        operations: Sequence[op.Operation] = (),
+        *,
+        done: Collection[int] = (),
+        close: bool = False,
+    ) -> None:
+        """Write these, and with them everything that waits to be written.
+
+        `done` are offsets that these operations settle; the cursor is written as if they
+        were passed already. Only a success makes the cursor clean.
+
+        Raises:
+            LeaseLostError: Another engine has taken over; nothing was written.
+        """
+        desk = self._desk
+        cursor = desk.cursor
+        position = cursor.position_after(done)
+        marks, unschedule = len(desk.marks), len(desk.unschedule)
+        epoch = self._tenure.epoch
+        everything: list[op.Operation] = [op.Fence(self._name, epoch), *operations]
+        everything += [op.Mark(self._name, message_id) for message_id in desk.marks]
+        everything += [op.Unschedule(self.retry_id(entry)) for entry in desk.unschedule]
+        if position > cursor.persisted or close:
+            everything.append(op.MoveCursor(self._name, position, epoch, close))
+        await self._journal.commit(everything)
+        if position > cursor.persisted:
+            desk.counts.flushes += 1
+        cursor.written(position)
+        desk.dirty_since = self._clock.now() if cursor.is_dirty else None
+        del desk.marks[:marks]
+        del desk.unschedule[:unschedule]
+
+    async def seek(self, offset: int) -> None:
+        """Put the cursor to `offset`."""
+        await self._journal.commit([op.SeekCursor(self._name, offset, self._tenure.epoch)])
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def opened(self, last: int) -> op.Operation:
+        """Messages up to `last` are handed out."""
+        return op.OpenWindow(self._name, last, self._tenure.epoch)
+
+    def passed(self, last: int) -> op.Operation:
+        """Messages up to `last` count as done, before they are handed out."""
+        return op.MoveCursor(self._name, last, self._tenure.epoch)
+
+    def counted(self, entries: Iterable[Entry]) -> op.Operation:
+        """The next try of each begins."""
+        offsets = [entry.offset for entry in entries for _ in range(entry.attempt - entry.stored)]
+        return op.CountAttempts(self._name, offsets, self._tenure.epoch)
+
+    def retry_id(self, message_id: str) -> str:
+        """The name under which a retry is scheduled."""
+        return f"{self._name}/{message_id}"
+
+    def retry(self, entry: Entry, due: float, attempt: int) -> Scheduled:
+        """Try number `attempt`, to begin at `due`, seconds since the epoch."""
+        record = entry.record
+        return Scheduled(self.retry_id(record.message_id), due, record, self._name, attempt)
+
+    def undated(self, entry: Entry) -> op.Operation:
+        """The schedule need not keep it any more."""
+        return op.Unschedule(self.retry_id(entry.record.message_id))
+
+    def letter(self, entry: Entry) -> op.Operation:
+        """It is given up."""
+        error = None if entry.error is None else redact_exception(entry.error)
+        time = self._clock.time()
+        letter = DeadLetter(self._name, entry.record, entry.attempt, error, time)
+        return op.AddDeadLetter(letter)

@@ -1,0 +1,344 @@
+"""The work that needs the journal: read, settle what failed, try again, write the cursor."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, final
+
+from msgbus.journal import operations as op
+from msgbus.subscriptions.verdict import Fate, judge
+from msgbus.subscriptions.window import Entry, State
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
+
+if TYPE_CHECKING:
+    from msgbus.clock import Clock
+    from msgbus.journal.records import Record, Scheduled
+    from msgbus.subscriptions.desk import Desk
+    from msgbus.subscriptions.ledger import Ledger
+
+INFINITY = float("inf")
+
+
+@final
+class Pump:
+    """One round after the other, each a few steps; only one task calls it."""
+
+    def __init__(self, name: str, desk: Desk, ledger: Ledger, clock: Clock) -> None:
+        self._name = name
+        self._desk = desk
+        self._ledger = ledger
+        self._clock = clock
+        self._retries: list[tuple[float, str, Scheduled]] = []
+        """Those that are in the schedule only, by the time they are due."""
+
+    @property
+    def scheduled(self) -> int:
+        """Messages that wait in the schedule only."""
+        return len(self._retries)
+
+    async def begin(self, start: int) -> None:
+        """Take up the work where it was left.
+
+        Raises:
+            CursorError: How far it came cannot be read; to guess would skip messages.
+        """
+        desk, ledger = self._desk, self._ledger
+        cursor = await ledger.begin(start)
+        attempts = await ledger.attempts()
+        desk.open(
+            cursor.offset,
+            attempts=attempts,
+            recover_until=None if cursor.is_clean else cursor.fetched,
+        )
+        if desk.config.park_key:
+            desk.parked = await ledger.parked_keys()
+        self._retries.clear()
+        for entry in await ledger.scheduled():
+            if entry.record.offset > cursor.offset:
+                desk.dates[entry.record.message_id] = entry
+            else:
+                self._keep(entry)
+        if desk.is_recovering or self._retries or desk.dates:
+            log.info(
+                "subscription_recovered",
+                subscription=self._name,
+                offset=cursor.offset,
+                in_flight_until=cursor.fetched,
+                scheduled=len(self._retries) + len(desk.dates),
+            )
+
+    def forget(self) -> None:
+        """Another engine has the schedule now."""
+        self._retries.clear()
+
+    async def round(self) -> None:
+        """Do everything that is to be done now."""
+        desk = self._desk
+        desk.expire()
+        await self._settle()
+        if desk.seek_to is not None and not desk.window.in_flight:
+            await self._seek(desk.seek_to)
+        if not desk.is_held:
+            self._take_due()
+            await self._retry()
+            await self._fetch()
+        if desk.is_flush_due():
+            await self._ledger.commit()
+
+    def until_next(self) -> float:
+        """Seconds until time alone gives it something to do."""
+        if self._desk.is_held:
+            return INFINITY
+        pause = self._desk.until_next(self._clock.now())
+        if self._retries:
+            pause = min(pause, self._retries[0][0] - self._clock.time())
+        return max(pause, 0.0)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    async def _fetch(self) -> None:
+        desk = self._desk
+        while (limit := desk.wanted()) and desk.head > desk.cursor.looked:
+            is_single = desk.is_recovering
+            size = desk.config.fetch_size if is_single else limit
+            records, end = await self._ledger.read(desk.cursor.looked + 1, size)
+            if is_single and len(records) > 1:
+                records, end = records[:1], records[0].offset
+            if end <= desk.cursor.looked:
+                return
+            await self._open(records, end, is_single=is_single)
+
+    async def _open(self, records: list[Record], end: int, *, is_single: bool) -> None:
+        """Write that these are handed out, then let them be."""
+        desk, ledger = self._desk, self._ledger
+        known: set[str] = set()
+        if desk.config.idempotent and records:
+            known = await ledger.marked(records)
+        fresh = [desk.entry(record) for record in records if record.message_id not in known]
+        limit = desk.config.retry.max_attempts
+        alive = [entry for entry in fresh if entry.stored < limit]
+        try:
+            await self._write_opening(alive, end, is_single=is_single)
+        except BaseException:
+            # It will be read again, and must find its attempts again.
+            desk.attempts.update({entry.offset: entry.stored for entry in fresh if entry.stored})
+            raise
+        desk.counts.skipped += len(known)
+        self._take_in(records, {entry.offset: entry for entry in fresh}, end)
+
+    async def _write_opening(self, entries: list[Entry], end: int, *, is_single: bool) -> None:
+        ledger = self._ledger
+        if not entries:
+            return
+        if self._desk.config.is_at_most_once:
+            await ledger.commit([ledger.passed(end)])
+            return
+        operations = [ledger.opened(entries[-1].offset)]
+        again = [entry for entry in entries if is_single or entry.stored]
+        if again:
+            operations.append(ledger.counted(again))
+        await ledger.commit(operations)
+        for entry in again:
+            entry.stored = entry.attempt
+
+    def _take_in(self, records: list[Record], fresh: dict[int, Entry], end: int) -> None:
+        desk = self._desk
+        cursor = desk.cursor
+        for record in records:
+            entry = fresh.get(record.offset)
+            if desk.config.is_at_most_once:
+                cursor.pass_by(record.offset)
+            else:
+                cursor.read(record.offset)
+            if entry is None:
+                cursor.done(record.offset)
+            else:
+                self._add(entry)
+        cursor.pass_by(end)
+        if desk.config.is_at_most_once:
+            cursor.written(cursor.position if fresh else cursor.persisted)
+        desk.moved()
+
+    def _add(self, entry: Entry) -> None:
+        desk = self._desk
+        date = desk.dates.pop(entry.record.message_id, None)
+        due = None
+        if date is not None:
+            entry.is_scheduled = True
+            entry.attempt = max(entry.attempt, date.attempt)
+            due = self._clock.now() + max(date.due - self._clock.time(), 0.0)
+        desk.window.add(entry, due=due)
+        if entry.attempt > desk.config.retry.max_attempts:
+            entry.attempt = entry.stored
+            times = "once" if entry.stored == 1 else f"{entry.stored} times"
+            error = RuntimeError(f"Its process ended while it was being handled, {times}.")
+            desk.window.fail(entry, error)
+
+    # -- failures ------------------------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        """Decide on everything that failed."""
+        desk, ledger = self._desk, self._ledger
+        letters: list[Entry] = []
+        dated: list[tuple[Entry, float, Fate]] = []
+        for entry in desk.window.failed():
+            fate, delay = self._judge(entry)
+            if fate is Fate.DEAD_LETTER:
+                letters.append(entry)
+            elif fate in {Fate.KEEP_DATE, Fate.SCHEDULE}:
+                dated.append((entry, delay, fate))
+            else:
+                self._settle_here(entry, fate, delay)
+        if not letters and not dated:
+            return
+        operations: list[op.Operation] = [ledger.letter(entry) for entry in letters]
+        now = self._clock.time()
+        operations += [
+            op.Schedule(ledger.retry(entry, now + delay, entry.attempt + 1))
+            for entry, delay, _ in dated
+        ]
+        gone = [*letters, *(entry for entry, _, fate in dated if fate is Fate.SCHEDULE)]
+        await ledger.commit(operations, done={entry.offset for entry in gone if not entry.is_retry})
+        for entry in letters:
+            self._bury(entry)
+        for entry, delay, fate in dated:
+            self._put_off(entry, now + delay, fate)
+
+    def _judge(self, entry: Entry) -> tuple[Fate, float]:
+        desk = self._desk
+        assert entry.error is not None  # noqa: S101 (set by `fail`)
+        if entry.key is not None and entry.key in desk.parked:
+            return Fate.DEAD_LETTER, 0.0
+        return judge(desk.config, desk.dispatcher.mode, entry, entry.error)
+
+    def _settle_here(self, entry: Entry, fate: Fate, delay: float) -> None:
+        desk = self._desk
+        if fate is Fate.RETRY:
+            entry.attempt += 1
+            desk.window.wait(entry, self._clock.now() + delay)
+        elif fate is Fate.BLOCK:
+            desk.window.wait(entry, INFINITY)
+            desk.blocked = entry
+            log.warning("subscription_blocked", **self._about(entry))
+        else:
+            desk.counts.dropped += 1
+            self._end_runner(entry)
+            log.warning("subscription_dropped_message", **self._about(entry))
+            desk.leave(entry)
+
+    def _bury(self, entry: Entry) -> None:
+        desk = self._desk
+        desk.counts.dead_lettered += 1
+        if desk.config.park_key and entry.key is not None:
+            desk.parked.add(entry.key)
+        self._end_runner(entry)
+        log.warning("subscription_dead_lettered", **self._about(entry))
+        if entry.state is not State.DONE:  # its late ack may have come just now
+            desk.leave(entry)
+
+    def _put_off(self, entry: Entry, due: float, fate: Fate) -> None:
+        desk = self._desk
+        if entry.state is State.DONE:
+            desk.unschedule.append(entry.record.message_id)
+            return
+        entry.attempt += 1
+        if fate is Fate.KEEP_DATE:
+            entry.is_scheduled = True
+            desk.window.wait(entry, self._clock.now() + due - self._clock.time())
+            return
+        self._end_runner(entry)
+        entry.is_scheduled = False  # the schedule is to keep it
+        desk.leave(entry)
+        self._keep(self._ledger.retry(entry, due, entry.attempt))
+
+    def _keep(self, scheduled: Scheduled) -> None:
+        heappush(self._retries, (scheduled.due, scheduled.id, scheduled))
+
+    def _about(self, entry: Entry) -> dict[str, object]:
+        """What a log event says of a message."""
+        return {
+            "subscription": self._name,
+            "offset": entry.offset,
+            "message_type": entry.record.name,
+            "message_id": entry.record.message_id,
+            "attempts": entry.attempt,
+            "error": None if entry.error is None else redact_exception(entry.error),
+        }
+
+    # -- other tries ---------------------------------------------------------------------------
+
+    def _take_due(self) -> None:
+        """Bring scheduled messages back whose time has come."""
+        desk = self._desk
+        while self._retries and self._retries[0][0] <= self._clock.time():
+            if len(desk.window) >= desk.config.max_buffered:
+                return
+            _, _, scheduled = heappop(self._retries)
+            there = desk.window.get(scheduled.record.offset)
+            if there is not None:
+                # A seek has gone back behind it. The schedule is cleared with its ack.
+                there.is_scheduled = True
+                continue
+            if scheduled.record.offset > desk.cursor.looked:
+                desk.dates[scheduled.record.message_id] = scheduled
+                continue
+            entry = desk.entry(scheduled.record)
+            entry.attempt = scheduled.attempt
+            entry.is_retry = entry.is_scheduled = True
+            desk.window.add(entry, due=self._clock.now())
+
+    async def _retry(self) -> None:
+        """Let those whose pause is over go out again, once the journal knows of it."""
+        desk, ledger = self._desk, self._ledger
+        due = desk.window.due(self._clock.now())
+        if not due:
+            return
+        now = self._clock.time()
+        placed = [entry for entry in due if not entry.is_retry]
+        operations: list[op.Operation] = [
+            # If this process ends in the middle of it, the try after this one is due.
+            op.Schedule(ledger.retry(entry, now, entry.attempt + 1))
+            for entry in due
+            if entry.is_retry
+        ]
+        operations += [ledger.undated(entry) for entry in placed if entry.is_scheduled]
+        if placed:
+            operations.append(ledger.counted(placed))
+        await ledger.commit(operations)
+        for entry in due:
+            self._go_again(entry)
+
+    def _go_again(self, entry: Entry) -> None:
+        if entry.state is not State.WAITING:
+            return  # a late ack came while the journal was written
+        entry.stored = entry.attempt
+        entry.is_scheduled = entry.is_retry
+        self._end_runner(entry)
+        self._desk.window.ready(entry)
+
+    def _end_runner(self, entry: Entry) -> None:
+        """A try that ran out of time must not run beside the next one."""
+        if entry.runner is not None:
+            entry.runner.task.cancel()
+            entry.runner = None
+
+    # -- seek ----------------------------------------------------------------------------------
+
+    async def _seek(self, offset: int) -> None:
+        desk = self._desk
+        for entry in desk.window.entries():
+            self._end_runner(entry)
+            if entry.is_retry:
+                self._keep(self._ledger.retry(entry, self._clock.time(), entry.attempt))
+            elif entry.is_scheduled:
+                desk.unschedule.append(entry.record.message_id)
+            desk.window.remove(entry)
+        desk.unschedule += desk.dates
+        desk.dates = {}
+        await self._ledger.commit()
+        await self._ledger.seek(offset)
+        parked = desk.parked
+        desk.open(offset)
+        desk.parked = parked
+        desk.seek_to = None

@@ -1,0 +1,110 @@
+"""Several processes on one journal, inside one test: each can die at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast, final
+
+import anyio
+
+from msgbus.errors import LeaseLostError
+from msgbus.runtime import Task, current_runtime
+
+if TYPE_CHECKING:
+    from msgbus.clock import Clock
+    from msgbus.journal.operations import Operation
+    from msgbus.journal.port import Journal
+    from msgbus.journal.records import Ack, Lease
+
+
+@final
+class Process:
+    """What one of several processes sees of a journal.
+
+    `process.journal` is a `Journal`. When the process dies, its leases are no longer renewed,
+    and what it was about to write is not written. What it has to end itself, such as engines,
+    is called from `on_death`.
+    """
+
+    def __init__(self, journal: Journal, clock: Clock) -> None:
+        self._inner = journal
+        self._clock = clock
+        self._keepers: dict[str, Task] = {}
+        self.is_dead = False
+        self.on_death: list[Callable[[], object]] = []
+        self.before_commit: Callable[[Sequence[Operation]], object] = _nothing
+        """Called before each commit; it may call `die`."""
+        self.after_commit: Callable[[Sequence[Operation]], object] = _nothing
+        """Called when a commit is done, before the process knows of it; it may call `die`."""
+
+    @property
+    def journal(self) -> Journal:
+        """The journal as this process sees it."""
+        return cast("Journal", self)
+
+    def freeze(self) -> None:
+        """Renew no lease any more, but go on with everything else: others will take over."""
+        for keeper in self._keepers.values():
+            keeper.cancel()
+        self._keepers.clear()
+
+    def die(self) -> None:
+        """End as if by `kill -9`."""
+        self.is_dead = True
+        self.freeze()
+        for end in self.on_death:
+            end()
+
+    def replace(self, name: str, method: Callable[..., object]) -> None:
+        """Let the journal do something else, such as fail, in this process."""
+        self.__dict__[name] = method
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Ack]:
+        """As the journal's, unless the process dies before or after it."""
+        self.before_commit(operations)
+        await self._if_alive()
+        acks = await self._inner.commit(operations)
+        self.after_commit(operations)
+        await self._if_alive()
+        return acks
+
+    async def _if_alive(self) -> None:
+        if self.is_dead:
+            await anyio.sleep_forever()
+
+    async def keep(
+        self, lease: Lease, every: float, *, on_lost: Callable[[], object] | None = None
+    ) -> None:
+        """As the journal's, but ends with the process."""
+        await self._inner.renew(lease)
+        self._drop(lease.name)
+        self._keepers[lease.name] = current_runtime().spawn(
+            self._keep, lease, every, on_lost, name=f"msgbus lease of {lease.name}"
+        )
+
+    async def _keep(self, lease: Lease, every: float, on_lost: Callable[[], object] | None) -> None:
+        while True:
+            await self._clock.sleep(every)
+            try:
+                await self._inner.renew(lease)
+            except LeaseLostError:
+                if on_lost is not None:
+                    on_lost()
+                return
+
+    async def release(self, lease: Lease) -> None:
+        """As the journal's."""
+        self._drop(lease.name)
+        await self._inner.release(lease)
+
+    def _drop(self, name: str) -> None:
+        keeper = self._keepers.pop(name, None)
+        if keeper is not None:
+            keeper.cancel()
+
+
+def _nothing(_: Sequence[Operation]) -> None:
+    pass

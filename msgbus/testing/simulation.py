@@ -1,0 +1,277 @@
+"""Durable subscriptions under a seeded storm: crashes, lost leases, failures, virtual time.
+
+```text
+python -m msgbus.testing.simulation --seeds 1000 --from 0
+```
+
+The product itself runs, on a journal in memory; only time and fate are simulated. A seed gives
+the same run every time, so a failing one can be replayed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from multiprocessing import get_context
+from random import Random
+from typing import Final, final
+
+from msgbus.clock import VirtualClock
+from msgbus.journal.memory import MemoryJournal
+from msgbus.journal.records import Kind, Record
+from msgbus.subscriptions.subscription import DurableSubscription
+from msgbus.testing.processes import Process
+from msgbus.testing.scenarios import Scenario, draw
+from msgbus.testing.verdicts import Findings, History, Try, check
+
+NAME: Final = "simulated"
+PATIENCE: Final = 7200.0
+"""Virtual seconds that a run gets to come to rest."""
+
+QUIET: Final = 300.0
+"""Virtual seconds without any delivery after which a run is stuck; no pause is as long."""
+
+Sabotage = Callable[[DurableSubscription], object]
+"""Breaks a subscription on purpose, to see that it is found out."""
+
+
+@final
+class _Life:
+    """One process from its start to its death."""
+
+    def __init__(self, number: int, process: Process, subscription: DurableSubscription) -> None:
+        self.number = number
+        self.process = process
+        self.subscription = subscription
+
+
+@final
+class Simulation:
+    """One run of one scenario."""
+
+    def __init__(self, scenario: Scenario, sabotage: Sabotage | None = None) -> None:
+        self.scenario = scenario
+        self.history = History()
+        self._sabotage = sabotage
+        self._chance = Random(f"run {scenario.seed}")
+        self._clock = VirtualClock()
+        self._journal = MemoryJournal(clock=self._clock)
+        self._lives: list[_Life] = []
+        self._count = 0
+        self._is_stormy = True
+
+    async def run(self) -> History:
+        """Go through the storm, then wait for calm."""
+        try:
+            for _ in range(self.scenario.processes):
+                await self._begin_life()
+            await self._storm()
+            await self._calm()
+        finally:
+            for life in self._lives:
+                life.process.die()
+            await self._clock.advance(0)
+            await self._journal.close()
+        return self.history
+
+    # -- processes -----------------------------------------------------------------------------
+
+    async def _begin_life(self) -> None:
+        self._count += 1
+        number = self._count
+        process = Process(self._journal, self._clock)
+        process.before_commit = process.after_commit = lambda _: self._may_die(life)
+        subscription = DurableSubscription(
+            process.journal,
+            NAME,
+            lambda record, attempt: self._handle(life, record, attempt),
+            self.scenario.config,
+            clock=self._clock,
+        )
+        life = _Life(number, process, subscription)
+        process.on_death.append(subscription.engine.abort)
+        for extra in range(1, self.scenario.consumers):
+            subscription.add_consumer(
+                f"{NAME}-{extra}",
+                lambda record, attempt: self._handle(life, record, attempt),
+            )
+        if self._sabotage is not None:
+            self._sabotage(subscription)
+        self._lives.append(life)
+        await subscription.start()
+
+    def _may_die(self, life: _Life) -> None:
+        # Not while it starts: `start` runs in the task of the simulation itself.
+        is_running = life.subscription.engine.is_running
+        if self._is_stormy and is_running and self._chance.random() < self.scenario.commit_crash:
+            self._kill(life)
+
+    def _kill(self, life: _Life) -> None:
+        if life in self._lives:
+            self._lives.remove(life)
+            self.history.deaths += 1
+            self.history.timeouts += life.subscription.progress().counts.timed_out
+            self.history.dropped += life.subscription.progress().counts.dropped
+            life.process.die()
+
+    # -- handlers ------------------------------------------------------------------------------
+
+    async def _handle(self, life: _Life, record: Record, attempt: int) -> None:
+        scenario, chance = self.scenario, self._chance
+        number = int(record.message_id[1:])
+        epoch = life.subscription.engine.epoch
+        one = Try(life.number, epoch, number, attempt, self._clock.now())
+        self.history.begun.append(one)
+        if number in scenario.killers:
+            self._kill(life)
+            await self._clock.sleep(PATIENCE)
+        if chance.random() < scenario.hang:
+            await self._clock.sleep((scenario.config.ack_timeout or 0.0) * 3)
+        elif chance.random() < 0.7:
+            await self._clock.sleep(chance.choice([0.001, 0.01, 0.3]))
+        if number in scenario.poison or chance.random() < scenario.failure:
+            message = f"message {number} fails"
+            raise ValueError(message)
+        self.history.handled.append(one)
+
+    # -- the storm -----------------------------------------------------------------------------
+
+    async def _storm(self) -> None:
+        scenario, chance = self.scenario, self._chance
+        crashes, freezes = scenario.crashes, scenario.freezes
+        while len(self.history.published) < scenario.messages or crashes or freezes:
+            await self._clock.advance(chance.choice([0.0, 0.01, 0.2, 1.0, 6.0]))
+            await self._look()
+            fate = chance.random()
+            if fate < 0.5:
+                await self._publish(chance.randint(1, 10))
+            elif fate < 0.7 and crashes and self._lives:
+                crashes -= 1
+                self._kill(chance.choice(self._lives))
+            elif fate < 0.8 and freezes and self._lives:
+                freezes -= 1
+                self.history.freezes += 1
+                chance.choice(self._lives).process.freeze()
+            elif len(self._lives) < scenario.processes:
+                await self._begin_life()
+        self._is_stormy = False
+
+    async def _publish(self, count: int) -> None:
+        published = self.history.published
+        keys = self.scenario.keys
+        for _ in range(min(count, self.scenario.messages - len(published))):
+            number = len(published)
+            key = f"k{self._chance.randrange(keys)}" if keys else None
+            published[number] = key
+            name = f"m{number}"
+            record = Record(
+                message_id=name,
+                name="simulated.Message",
+                version=1,
+                topic="simulated",
+                key=key,
+                kind=Kind.EVENT,
+                time=self._clock.time(),
+                correlation_id=name,
+                causation_id=None,
+                root_id=name,
+                depth=0,
+                session_id=None,
+                headers={},
+                payload=b"{}",
+            )
+            await self._journal.append([record])
+
+    async def _look(self) -> None:
+        cursor = await self._journal.cursor(NAME)
+        self.history.positions.append(0 if cursor is None else cursor.offset)
+
+    async def _calm(self) -> None:
+        history = self.history
+        history.head = await self._journal.head()
+        end = self._clock.now() + PATIENCE
+        begun, since = -1, 0.0
+        while self._clock.now() < end:
+            if begun != len(history.begun):
+                begun, since = len(history.begun), self._clock.now()
+            elif self._clock.now() - since > QUIET:
+                break
+            if not self._lives:
+                await self._begin_life()
+            await self._clock.advance(1.0)
+            await self._look()
+            progress = [life.subscription.progress() for life in self._lives]
+            is_busy = any(each.scheduled or each.buffered for each in progress)
+            due = await self._journal.next_due()
+            if history.positions[-1] >= history.head and due is None and not is_busy:
+                history.is_settled = True
+                break
+        for life in self._lives:
+            counts = life.subscription.progress().counts
+            history.timeouts += counts.timed_out
+            history.dropped += counts.dropped
+        letters = await self._journal.dead_letters(NAME, limit=10_000)
+        history.buried = {int(letter.record.message_id[1:]) for letter in letters}
+
+
+def simulate(seed: int, sabotage: Sabotage | None = None) -> tuple[Findings, History]:
+    """Run the scenario of a seed; what was wrong, and what happened."""
+    scenario = draw(seed)
+    history = asyncio.run(Simulation(scenario, sabotage).run())
+    return check(scenario, history), history
+
+
+# -- on the command line ---------------------------------------------------------------------
+
+
+def _one(seed: int) -> tuple[int, Findings, int, int]:
+    # A storm is full of warnings, all of them expected.
+    logger = logging.getLogger("msgbus")
+    was_disabled, logger.disabled = logger.disabled, True
+    try:
+        findings, history = simulate(seed)
+    finally:
+        logger.disabled = was_disabled
+    return seed, findings, len(history.handled), history.deaths
+
+
+def _all(seeds: Sequence[int], jobs: int) -> Iterator[tuple[int, Findings, int, int]]:
+    if jobs == 1:
+        yield from map(_one, seeds)
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(_one, seeds, chunksize=8)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run many seeds; 1 if one of them broke a promise."""
+    parser = argparse.ArgumentParser(prog="python -m msgbus.testing.simulation")
+    parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes to run them in")
+    options = parser.parse_args(arguments)
+    seeds = range(options.first, options.first + options.seeds)
+    failed = handled = deaths = 0
+    for seed, findings, done, died in _all(seeds, options.jobs):
+        handled += done
+        deaths += died
+        if not findings.is_clean:
+            failed += 1
+            broken = {name: count for name, count in asdict(findings).items() if count}
+            sys.stdout.write(
+                f"seed {seed} broke a promise: {broken}\n  replay it with: "
+                f"python -m msgbus.testing.simulation --seeds 1 --from {seed}\n"
+            )
+    sys.stdout.write(
+        f"{len(seeds)} seeds, {handled} messages handled, {deaths} processes killed: "
+        f"{failed} seeds failed\n"
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""The history of a simulated run, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple, final
+
+from msgbus.subscriptions.mode import Delivery, Mode
+from msgbus.testing.scenarios import Scenario
+
+
+class Try(NamedTuple):
+    """One call of a consumer."""
+
+    life: int
+    """Which life of which process."""
+    epoch: int
+    number: int
+    attempt: int
+    time: float
+
+
+@final
+@dataclass(slots=True)
+class History:
+    """What happened, in the order it did."""
+
+    published: dict[int, str | None] = field(default_factory=dict[int, str | None])
+    """Numbers and keys of all messages."""
+    begun: list[Try] = field(default_factory=list[Try])
+    handled: list[Try] = field(default_factory=list[Try])
+    buried: set[int] = field(default_factory=set[int])
+    dropped: int = 0
+    deaths: int = 0
+    freezes: int = 0
+    timeouts: int = 0
+    positions: list[int] = field(default_factory=list[int])
+    """Where the cursor was in the journal, each time somebody looked."""
+    head: int = 0
+    is_settled: bool = False
+    errors: list[str] = field(default_factory=list[str])
+
+    def digest(self) -> tuple[object, ...]:
+        """What two runs of one seed must have in common."""
+        return (tuple(self.begun), tuple(self.handled), tuple(self.positions), self.deaths)
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """How often each promise was broken; all zero is as it should be."""
+
+    lost: int = 0
+    """Neither handled nor given up."""
+    duplicated: int = 0
+    """Handled again without a reason, or more often than the reasons allow."""
+    reordered: int = 0
+    """Handled before an earlier one of the same order."""
+    stuck: int = 0
+    """Not passed by the cursor, although there was time."""
+    moved_back: int = 0
+    """Times that the cursor went backwards."""
+    too_fast: int = 0
+    """Tries beyond the rate limit."""
+    shared_epochs: int = 0
+    """Epochs under which two processes have delivered."""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was broken."""
+        return not any(
+            (
+                self.lost,
+                self.duplicated,
+                self.reordered,
+                self.stuck,
+                self.moved_back,
+                self.too_fast,
+                self.shared_epochs,
+            )
+        )
+
+
+def check(scenario: Scenario, history: History) -> Findings:
+    """What is wrong with a history."""
+    return Findings(
+        lost=_lost(scenario, history),
+        duplicated=_duplicated(scenario, history),
+        reordered=_reordered(scenario, history) if scenario.is_ordered else 0,
+        stuck=0 if history.is_settled else max(history.head - history.positions[-1], 1),
+        moved_back=sum(b < a for a, b in pairwise(history.positions)),
+        too_fast=_too_fast(scenario, history),
+        shared_epochs=_shared_epochs(history),
+    )
+
+
+def _slots(scenario: Scenario) -> int:
+    return scenario.config.max_in_flight * scenario.consumers
+
+
+def _lost(scenario: Scenario, history: History) -> int:
+    handled = {one.number for one in history.handled}
+    missing = set(history.published) - handled - history.buried
+    allowed = history.dropped
+    if scenario.config.delivery is Delivery.AT_MOST_ONCE:
+        # What was in hand at a crash, and nothing else.
+        allowed += (history.deaths + history.freezes) * _slots(scenario)
+    return max(len(missing) - allowed, 0)
+
+
+def _duplicated(scenario: Scenario, history: History) -> int:
+    config = scenario.config
+    if config.delivery is Delivery.AT_MOST_ONCE:
+        begun = Counter(one.number for one in history.begun)
+        return sum(count - 1 for count in begun.values())
+    handled = Counter(one.number for one in history.handled)
+    again = sum(count - 1 for count in handled.values())
+    # After a crash: what was handled and not yet written. A marker is written at once,
+    # beside what comes to an end while it is.
+    window = 2 * _slots(scenario) if config.idempotent else config.max_buffered + config.flush_acks
+    allowed = (history.deaths + history.freezes) * window + history.timeouts
+    return max(again - allowed, 0)
+
+
+def _reordered(scenario: Scenario, history: History) -> int:
+    """Inside one life, what is handled of one order must come in that order."""
+    is_by_key = scenario.config.mode is Mode.KEY_SHARED
+    orders: defaultdict[tuple[int, int, str | None], list[int]] = defaultdict(list)
+    for one in history.handled:
+        key = history.published[one.number] if is_by_key else "all"
+        if key is not None:
+            orders[one.life, one.epoch, key].append(one.number)
+    return sum(b <= a for numbers in orders.values() for a, b in pairwise(numbers))
+
+
+def _too_fast(scenario: Scenario, history: History) -> int:
+    rate, burst = scenario.config.rate_limit, scenario.config.burst
+    if rate is None:
+        return 0
+    lives: defaultdict[int, list[float]] = defaultdict(list)
+    for one in history.begun:
+        lives[one.life].append(one.time)
+    # A token is taken a few steps before its consumer is called, and the virtual clock may
+    # move in between: so many may seem late, and the ones after them early.
+    slack = _slots(scenario)
+    return sum(
+        later - earlier < 1 / rate - 1e-6
+        for times in lives.values()
+        for earlier, later in zip(times, times[burst + slack :], strict=False)
+    )
+
+
+def _shared_epochs(history: History) -> int:
+    lives: defaultdict[int, set[int]] = defaultdict(set)
+    for one in history.begun:
+        lives[one.epoch].add(one.life)
+    return sum(len(each) > 1 for each in lives.values())

@@ -1,0 +1,136 @@
+"""A journal on virtual time, processes that can die, and subscriptions on them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from msgbus.clock import VirtualClock
+from msgbus.journal import Journal, Record
+from msgbus.subscriptions import (
+    Deliver,
+    DurableSubscription,
+    RetryTiers,
+    SubscriptionConfig,
+)
+from msgbus.testing.journal import make_record
+from msgbus.testing.processes import Process
+
+QUICK = RetryTiers(max_attempts=3, initial_delay=0.1, exponential_base=2.0)
+
+
+class Handler:
+    """Notes what it was given; fails as it is told to."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.handled: list[int] = []
+        self.failures: dict[int, int] = {}
+        """How often a message of this number is to fail; -1 for always."""
+        self.error: Exception = ValueError("no")
+        self.hangs: set[int] = set()
+        self.release = anyio.Event()
+        self.now: Callable[[], float] = lambda: 0.0
+        self.times: list[float] = []
+
+    async def __call__(self, record: Record, attempt: int) -> None:
+        number = record.json()["number"]
+        self.seen.append((number, attempt))
+        self.times.append(self.now())
+        if number in self.hangs:
+            await self.release.wait()
+        left = self.failures.get(number, 0)
+        if left:
+            self.failures[number] = left - 1
+            raise self.error
+        self.handled.append(number)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [number for number, _ in self.seen]
+
+    def tries(self, number: int) -> list[int]:
+        return [attempt for seen, attempt in self.seen if seen == number]
+
+
+class Stage:
+    def __init__(self, journal: Journal, clock: VirtualClock) -> None:
+        self.shared = journal
+        self.clock = clock
+        self.processes: list[Process] = []
+        self.open: list[DurableSubscription] = []
+
+    def process(self) -> Process:
+        process = Process(self.shared, self.clock)
+        self.processes.append(process)
+        return process
+
+    async def append(self, *numbers: int, **changes: Any) -> list[int]:
+        now = self.clock.time()
+        records = [make_record(number, **{"time": now, **changes}) for number in numbers]
+        return [ack.offset for ack in await self.shared.append(records)]
+
+    async def append_keyed(self, *pairs: tuple[int, str]) -> None:
+        await self.shared.append([make_record(number, key=key) for number, key in pairs])
+
+    def make(
+        self,
+        deliver: Deliver,
+        *,
+        name: str = "receipts",
+        process: Process | None = None,
+        source: dict[str, Any] | None = None,
+        on_stall: Callable[[Any], object] | None = None,
+        **config: Any,
+    ) -> DurableSubscription:
+        journal = self.shared if process is None else process.journal
+        subscription = DurableSubscription(
+            journal,
+            name,
+            deliver,
+            SubscriptionConfig.model_validate({"retry": QUICK, **config}),
+            clock=self.clock,
+            on_stall=on_stall,
+            **(source or {}),
+        )
+        self.open.append(subscription)
+        if process is not None:
+            process.on_death.append(subscription.engine.abort)
+        return subscription
+
+    async def start(self, deliver: Deliver, **options: Any) -> DurableSubscription:
+        subscription = self.make(deliver, **options)
+        await subscription.start()
+        return subscription
+
+    async def until(self, is_so: Callable[[], bool], *, within: float = 120.0) -> None:
+        """Let time pass in small steps until something is so; threads get their turns too."""
+        end = self.clock.now() + within
+        while not is_so():
+            assert self.clock.now() < end, f"not so within {within:g} s"
+            await self.clock.advance(0.05)
+
+    async def position(self, name: str = "receipts") -> int:
+        cursor = await self.shared.cursor(name)
+        assert cursor is not None
+        return cursor.offset
+
+
+@asynccontextmanager
+async def stage(
+    make: Callable[[VirtualClock], Journal], start: float = 1_000_000.0
+) -> AsyncGenerator[Stage]:
+    clock = VirtualClock(start)
+    journal = make(clock)
+    built = Stage(journal, clock)
+    try:
+        yield built
+    finally:
+        for subscription in built.open:
+            subscription.engine.abort()
+        for process in built.processes:
+            process.die()
+        await journal.close()

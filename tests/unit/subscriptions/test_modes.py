@@ -1,0 +1,395 @@
+"""Who gets what, on both journals: exclusive, shared, key-shared; at least or at most once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+from msgbus import ConfigurationError, CursorError
+from msgbus.clock import VirtualClock
+from msgbus.errors import BusStateError, SettleTimeoutError
+from msgbus.journal import AckLevel, Journal, Record
+from msgbus.subscriptions import (
+    Delivery,
+    Dispatcher,
+    Mode,
+    Standing,
+    StartAt,
+    SubscriptionEngine,
+)
+from tests.stage import Handler, stage
+
+Make = Callable[[VirtualClock], Journal]
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_everything_is_delivered_and_the_cursor_ends_at_the_head(
+    make_journal: Make, mode: Mode
+) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        await s.append(*range(250))
+        subscription = await s.start(handler, mode=mode, max_in_flight=3)
+        await s.append(*range(250, 300))
+
+        head = await subscription.caught_up()
+
+        assert sorted(handler.numbers) == list(range(300))
+        assert head == 300
+        assert await s.position() == 300
+        assert await subscription.close() == 0
+
+
+async def test_exclusive_keeps_the_order_of_the_journal(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.failures = {7: 1, 20: 2}
+        await s.append(*range(50))
+        subscription = await s.start(handler)
+
+        await s.until(lambda: len(handler.handled) == 50)
+
+        assert handler.handled == list(range(50))
+        await subscription.close()
+
+
+async def test_only_the_first_of_several_exclusive_consumers_works(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        first, second = Handler(), Handler()
+        subscription = s.make(first)
+        subscription.add_consumer("second", second)
+        await s.append(1, 2, 3)
+        await subscription.start()
+        await subscription.caught_up()
+        assert (first.numbers, second.numbers) == ([1, 2, 3], [])
+
+        subscription.remove_consumer("receipts")
+        await s.append(4, 5)
+        await subscription.caught_up()
+
+        assert (first.numbers, second.numbers) == ([1, 2, 3], [4, 5])
+
+
+async def test_shared_is_fair_among_consumers(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handlers = [Handler() for _ in range(3)]
+        subscription = s.make(handlers[0], mode=Mode.SHARED)
+        subscription.add_consumer("b", handlers[1])
+        subscription.add_consumer("c", handlers[2])
+        await s.append(*range(30))
+        await subscription.start()
+
+        await subscription.caught_up()
+
+        assert [len(handler.numbers) for handler in handlers] == [10, 10, 10]
+
+
+async def test_a_slow_consumer_does_not_hold_up_the_others(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        slow, quick = Handler(), Handler()
+        slow.hangs = set(range(100))
+        subscription = s.make(slow, mode=Mode.SHARED, ack_timeout=None)
+        subscription.add_consumer("quick", quick)
+        await s.append(*range(100))
+        await subscription.start()
+
+        await s.until(lambda: len(quick.handled) == 99)
+
+        assert len(slow.numbers) == 1
+        assert subscription.progress().last_acked < 100
+        slow.release.set()
+        await subscription.caught_up()
+        assert await s.position() == 100
+
+
+async def test_key_shared_keeps_the_order_of_each_key(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.failures = {0: 2, 4: 1}
+        pairs = [(number, str(number % 4)) for number in range(40)]
+        await s.append_keyed(*pairs)
+        await s.start(handler, mode=Mode.KEY_SHARED, max_in_flight=4)
+
+        await s.until(lambda: len(handler.handled) == 40)
+
+        for key in range(4):
+            own = [number for number in handler.handled if number % 4 == key]
+            assert own == list(range(key, 40, 4))
+        assert handler.handled != list(range(40))
+
+
+async def test_a_stuck_key_holds_up_no_other_key(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.hangs = {0}
+        pairs = [(0, "stuck"), (1, "stuck"), *((n, "free") for n in range(2, 20))]
+        await s.append_keyed(*pairs)
+        subscription = await s.start(
+            handler, mode=Mode.KEY_SHARED, max_in_flight=2, ack_timeout=None
+        )
+
+        await s.until(lambda: len(handler.handled) == 18)
+
+        assert 1 not in handler.numbers
+        handler.release.set()
+        await subscription.caught_up()
+        assert handler.handled[-2:] == [0, 1]
+
+
+async def test_a_key_can_be_computed_by_the_subscription(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        running: list[int] = []
+        overlaps: list[int] = []
+
+        async def deliver(record: Record, attempt: int) -> None:
+            number = record.json()["number"]
+            overlaps.extend(other for other in running if other % 2 == number % 2)
+            running.append(number)
+            await anyio.lowlevel.checkpoint()
+            running.remove(number)
+
+        def parity(record: Record) -> str:
+            return str(record.json()["number"] % 2)
+
+        await s.append(*range(20))
+        subscription = await s.start(deliver, mode=Mode.KEY_SHARED, max_in_flight=5, key=parity)
+        await subscription.caught_up()
+
+        assert overlaps == []
+        assert subscription.progress().counts.acked == 20
+
+
+async def test_at_most_once_moves_the_cursor_before_the_delivery(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        positions: list[tuple[int, int]] = []
+
+        async def deliver(record: Record, attempt: int) -> None:
+            positions.append((record.offset, await s.position()))
+
+        await s.append(*range(20))
+        subscription = await s.start(deliver, delivery=Delivery.AT_MOST_ONCE)
+        await s.until(lambda: len(positions) == 20)
+
+        assert all(stored >= offset for offset, stored in positions)
+        # Not further than what is in hand: a crash loses no others.
+        assert all(stored == offset for offset, stored in positions)
+        await subscription.close()
+
+
+async def test_at_most_once_never_tries_again(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.failures = {1: -1}
+        await s.append(0, 1, 2)
+        subscription = await s.start(handler, delivery=Delivery.AT_MOST_ONCE)
+
+        await s.until(lambda: handler.numbers == [0, 1, 2])
+        await s.until(lambda: subscription.progress().counts.dead_lettered == 1)
+
+        assert handler.tries(1) == [1]
+        assert len(await s.shared.dead_letters("receipts")) == 1
+
+
+async def test_only_what_it_asks_for_is_delivered(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        by_topic, by_name, by_match = Handler(), Handler(), Handler()
+        await s.append(1, 2, topic="shop.orders")
+        await s.append(3, topic="shop.stock", name="shop.Stocked")
+        a = await s.start(by_topic, name="a", source={"topic": "shop.orders"})
+        b = await s.start(by_name, name="b", source={"names": ["shop.Stocked"]})
+
+        def is_big(record: Record) -> bool:
+            return bool(record.json()["number"] > 1)
+
+        c = await s.start(by_match, name="c", source={"matches": is_big})
+        await s.append(4, topic="other")
+
+        for subscription in (a, b, c):
+            await subscription.caught_up()
+
+        assert (by_topic.numbers, by_name.numbers, by_match.numbers) == ([1, 2], [3], [2, 3, 4])
+        assert [await s.position(name) for name in "abc"] == [4, 4, 4]
+
+
+async def test_it_starts_where_it_is_told_to(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        await s.append(1, 2)
+        await s.clock.advance(10)
+        middle = s.clock.time()
+        await s.append(3, 4)
+        starts = {
+            "earliest": (StartAt.EARLIEST, [1, 2, 3, 4, 5]),
+            "latest": (StartAt.LATEST, [5]),
+            "offset": (2, [2, 3, 4, 5]),
+            "time": (StartAt.since(middle), [3, 4, 5]),
+        }
+        seen: dict[str, Handler] = {}
+        for name, (start, _) in starts.items():
+            seen[name] = Handler()
+            await s.start(seen[name], name=name, start=start)
+        await s.append(5)
+        for subscription in s.open:
+            await subscription.caught_up()
+
+        assert {name: seen[name].numbers for name in seen} == {
+            name: expected for name, (_, expected) in starts.items()
+        }
+
+
+async def test_a_subscription_that_exists_goes_on_where_it_was(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        first, second = Handler(), Handler()
+        await s.append(1, 2)
+        subscription = await s.start(first)
+        await subscription.caught_up()
+        await subscription.close()
+        await s.append(3)
+
+        again = await s.start(second, start=StartAt.LATEST)
+        await again.caught_up()
+
+        assert second.numbers == [3]
+        assert again.engine.epoch == 2
+
+
+async def test_pause_holds_back_and_resume_goes_on(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        subscription = await s.start(handler)
+        subscription.pause()
+        await s.append(1, 2)
+        await s.clock.advance(5)
+        await s.until(lambda: subscription.progress().lag == 2)
+
+        assert handler.numbers == []
+        assert subscription.progress().standing is Standing.PAUSED
+        subscription.resume()
+        await subscription.caught_up()
+        assert handler.numbers == [1, 2]
+
+
+async def test_seek_goes_back_and_forth(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        await s.append(*range(1, 6))
+        subscription = await s.start(handler)
+        await subscription.caught_up()
+
+        await subscription.seek(4)
+        await subscription.caught_up()
+        assert handler.numbers == [1, 2, 3, 4, 5, 4, 5]
+
+        subscription.pause()
+        await s.append(6, 7)
+        await subscription.seek(StartAt.at(7))
+        subscription.resume()
+        await subscription.caught_up()
+        assert handler.numbers == [1, 2, 3, 4, 5, 4, 5, 7]
+
+
+async def test_a_time_out_of_caught_up_names_the_subscription(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        subscription = await s.start(Handler())
+        subscription.pause()
+        await s.append(1)
+        raised: list[SettleTimeoutError] = []
+
+        async def wait() -> None:
+            try:
+                await subscription.caught_up(timeout=2.0)
+            except SettleTimeoutError as error:
+                raised.append(error)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await s.until(lambda: bool(raised))
+
+        assert raised[0].busy == ("receipts",)
+
+
+async def test_closing_waits_for_what_is_in_hand(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.hangs = {1}
+        await s.append(1, 2, 3)
+        subscription = await s.start(handler)
+        await s.until(lambda: handler.numbers == [1])
+        left: list[int] = []
+
+        async def close() -> None:
+            left.append(await subscription.close())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(close)
+            await s.clock.advance(1)
+            assert left == []
+            handler.release.set()
+
+        assert left == [0]
+        assert handler.numbers == [1]
+        cursor = await s.shared.cursor("receipts")
+        assert cursor is not None
+        assert (cursor.offset, cursor.is_clean) == (1, True)
+
+
+async def test_closing_out_of_time_says_what_it_left(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.hangs = {1}
+        await s.append(1)
+        subscription = await s.start(handler)
+        await s.until(lambda: handler.numbers == [1])
+
+        assert await subscription.close(timeout=0) == 1
+        assert await s.position() == 0
+        assert subscription.progress().standing is Standing.CLOSED
+
+
+async def test_wrong_set_ups_are_refused(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        engine = SubscriptionEngine(s.shared, "x", clock=s.clock)
+        with pytest.raises(ConfigurationError, match="no dispatcher"):
+            await engine.start()
+        Dispatcher.reliable_shared(engine)
+        with pytest.raises(ConfigurationError, match="takes only one"):
+            Dispatcher.reliable_exclusive(engine)
+        with pytest.raises(BusStateError, match="is new here"):
+            await engine.seek(1)
+        await engine.start()
+        with pytest.raises(BusStateError, match="started before"):
+            await engine.start()
+        await engine.close()
+        demanding = s.make(Handler(), name="y", require=AckLevel.QUORUM)
+        with pytest.raises(ConfigurationError, match="requires QUORUM"):
+            await demanding.start()
+        with pytest.raises(CursorError, match="beyond the head"):
+            await s.make(Handler(), name="z", start=1000).start()
+
+
+async def test_who_waits_for_a_subscription_that_ends_is_told(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.hangs = {1}
+        await s.append(1)
+        subscription = await s.start(handler, ack_timeout=None)
+        await s.until(lambda: handler.numbers == [1])
+        told: list[str] = []
+
+        async def wait(what: Callable[[], Awaitable[object]]) -> None:
+            try:
+                await what()
+            except BusStateError as error:
+                told.append(str(error))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait, subscription.caught_up)
+            group.start_soon(wait, lambda: subscription.seek(1))
+            await s.clock.advance(1)
+            await subscription.close(timeout=0)
+
+        assert len(told) == 2
+        assert all("is closed here now" in text for text in told)
+        with pytest.raises(BusStateError, match="is closed here"):
+            await subscription.caught_up(1)
