@@ -101,7 +101,9 @@ def changes(path: Path) -> Iterator[Change]:
         kind = plugins.get_operator(name)
         if kind.arguments() or SAME_OPERATORS.match(name):
             continue
-        places = [place for node in nodes for place in kind().mutation_positions(node)]
+        places: list[tuple[tuple[int, int], tuple[int, int]]] = [
+            place for node in nodes for place in kind().mutation_positions(node)
+        ]
         for number, ((row, _), _) in enumerate(places):
             line = lines[row - 1].strip()
             changed = mutating.mutate_code(source, kind(), number)
