@@ -151,6 +151,17 @@ async def test_a_lost_permit_expires() -> None:
     assert circuit.state is CLOSED
 
 
+async def test_a_permit_that_expired_long_ago_holds_nobody_up() -> None:
+    circuit = Circuit(failure_threshold=1, permit_timeout=60)
+    await circuit.half_open()
+    circuit.breaker.acquire()
+
+    await circuit.clock.advance(100)
+    circuit.succeed()
+
+    assert circuit.state is CLOSED
+
+
 async def test_only_the_permits_that_expired_are_free_again() -> None:
     circuit = Circuit(failure_threshold=1, permit_timeout=60, half_open_max=2)
     await circuit.half_open()
