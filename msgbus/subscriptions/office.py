@@ -156,8 +156,9 @@ class Office:
         except Exception as error:  # a full disk may have room again
             self._note(error)
             self.is_ended = self._is_time_up()
-            # Not at once: what failed now would only fail again.
-            self._has_news = False
+            if not self.is_ended:
+                # Whatever the news: what failed now would only fail again.
+                await self._clock.sleep(self._desk.config.watchdog)
 
     async def _turn(self) -> None:
         desk = self._desk

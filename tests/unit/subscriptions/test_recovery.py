@@ -293,3 +293,27 @@ async def test_tries_in_memory_survive_a_crash_once_they_have_begun(make_journal
         await s.until(lambda: again.progress().last_acked == 1)
 
         assert second.tries(1) == [3]
+
+
+async def test_a_journal_that_fails_is_asked_once_a_beat(caplog: pytest.LogCaptureFixture) -> None:
+    async with stage(memory) as s:
+        process = s.process()
+        is_full = False
+
+        def refuse(operations: Sequence[Operation]) -> None:
+            if is_full:
+                message = "No space left."
+                raise JournalFullError(message)
+
+        process.before_commit = refuse
+        handler = Handler()
+        handler.failures = {1: 1}
+        await s.append(1)
+        await s.start(handler, process=process, mode=Mode.SHARED)
+        await s.until(lambda: handler.numbers == [1])
+        is_full = True
+        await s.clock.advance(10)
+
+        assert 15 <= len(logged(caplog, "subscription_failed")) <= 21
+        is_full = False
+        await s.until(lambda: handler.handled == [1])
