@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Final
@@ -29,7 +30,11 @@ print(*[name for name in {names!r} if name in sys.modules])
 
 
 def output_of(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    # With its byte code kept, as for every user; else one side would be compiled each time.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, env=kept
+    )
     return done.stdout.decode()
 
 
