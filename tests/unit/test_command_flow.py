@@ -130,6 +130,8 @@ async def test_a_failed_result_that_nobody_looks_at_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bus = make_bus()
+    gc.collect()  # what other tests left behind
+    caplog.clear()
 
     with caplog.at_level(logging.ERROR, "msgbus"):
         await bus.execute(Fail(text="lost"))
@@ -145,6 +147,8 @@ async def test_a_failed_result_that_was_looked_at_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bus = make_bus()
+    gc.collect()  # what other tests left behind
+    caplog.clear()
 
     with caplog.at_level(logging.ERROR, "msgbus"):
         assert not (await bus.execute(Fail())).success
