@@ -267,9 +267,10 @@ async def test_sessions_leave_no_circuits_behind() -> None:
 
     circuits = [one for one in gc.get_objects() if type(one).__name__ == "CircuitBreaker"]
     guards = [one for one in gc.get_objects() if type(one).__name__ == "Guard"]
-    mine = [one for one in circuits if one.clock is shop.clock]
+    # Another test may have left one whose construction was refused: it has no attributes yet.
+    mine = [one for one in circuits if getattr(one, "clock", None) is shop.clock]
     assert len(mine) <= 1
-    assert len([one for one in guards if one.breaker in mine]) <= 1
+    assert len([one for one in guards if getattr(one, "breaker", None) in mine]) <= 1
     assert len(shop.bus.circuits) <= 1
 
 
