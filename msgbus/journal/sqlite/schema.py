@@ -38,7 +38,7 @@ CREATE INDEX msgbus_messages_by_flow ON msgbus_messages (correlation_id)
 CREATE INDEX msgbus_messages_by_session ON msgbus_messages (session_id)
     WHERE session_id IS NOT NULL;
 CREATE TABLE msgbus_deliveries (
-    id INTEGER PRIMARY KEY,
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
     message_id TEXT NOT NULL,
     handler TEXT NOT NULL,
     attempt INTEGER NOT NULL,
@@ -107,6 +107,13 @@ CREATE TABLE msgbus_tickets (
     error TEXT,
     time REAL NOT NULL
 );
+CREATE TABLE msgbus_loads (
+    job TEXT NOT NULL,
+    batch INTEGER NOT NULL,
+    messages INTEGER NOT NULL,
+    time REAL NOT NULL,
+    PRIMARY KEY (job, batch)
+) WITHOUT ROWID;
 CREATE VIEW msgbus_log AS
 SELECT offset, message_id, name, version, topic, key, kind, time,
     coalesce(correlation_id, message_id) AS correlation_id, causation_id,

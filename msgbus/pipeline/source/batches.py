@@ -1,0 +1,248 @@
+"""Rows of the file as Arrow batches, through ADBC or, where that is missing, the stdlib."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql.types import (
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampType,
+)
+
+from msgbus.errors import PipelineOptionError, TrimmedError
+from msgbus.journal.sqlite.faults import translated
+from msgbus.pipeline.arrow import Array, ArrowType, Batch, Schema, arrow_schema, arrow_type, pa
+from msgbus.pipeline.columns import HELPERS, MESSAGES, Table
+from msgbus.pipeline.source.options import file_uri
+from msgbus.pipeline.source.ranges import check
+
+# -- the query -----------------------------------------------------------------------------
+
+_EXAMPLES: Final[Mapping[type[DataType], str]] = {
+    DoubleType: "0.0",
+    IntegerType: "0",
+    LongType: "0",
+    StringType: "''",
+    TimestampType: "0",
+}
+_HELPER_EXAMPLES: Final = {"_payload": "x''", "_is_json": "0", "_headers": "''"}
+_HELPER_TYPES: Final = {"_payload": pa.binary(), "_is_json": pa.int64(), "_headers": pa.string()}
+
+
+class Query(NamedTuple):
+    """What one task asks of the file."""
+
+    path: str
+    table: Table
+    columns: tuple[str, ...]
+    low: int
+    high: int
+    conditions: tuple[str, ...] = ()
+    batch_rows: int = 20_000
+
+    def parts(self) -> list[str]:
+        """Names of the columns to select: plain ones, and what the others are made from."""
+        wanted: dict[str, None] = {}
+        for name in self.columns:
+            for part in self.table.columns[name].needs or (name,):
+                wanted[part] = None
+        # Spark may want no column at all, but rows to count.
+        return list(wanted) or [self.table.position]
+
+    def sql(self) -> str:
+        """The statement."""
+        expressions = ", ".join(f"{self._expression(part)} AS {part}" for part in self.parts())
+        where = [f"{self.table.position} BETWEEN {self.low} AND {self.high}", *self.conditions]
+        return (
+            f"SELECT {expressions} FROM {self.table.relation} "  # noqa: S608 (no user's text)
+            f"WHERE {' AND '.join(where)}"
+        )
+
+    def example(self) -> str:
+        """A statement that gives one row of the right types."""
+        return "SELECT " + ", ".join(f"{self._example(part)} AS {part}" for part in self.parts())
+
+    def types(self) -> Schema:
+        """The types of the parts as they come from SQLite."""
+        return pa.schema([(part, self._type(part)) for part in self.parts()])
+
+    def _expression(self, part: str) -> str:
+        return HELPERS[part] if part in HELPERS else self.table.columns[part].sql
+
+    def _example(self, part: str) -> str:
+        if part in HELPERS:
+            return _HELPER_EXAMPLES[part]
+        return _EXAMPLES[type(self.table.columns[part].type)]
+
+    def _type(self, part: str) -> ArrowType:
+        if part in HELPERS:
+            return _HELPER_TYPES[part]
+        spark_type = self.table.columns[part].type
+        if isinstance(spark_type, (StringType, DoubleType)):
+            return arrow_type(spark_type)
+        return pa.int64()
+
+
+# -- engines -------------------------------------------------------------------------------
+
+
+def batches(query: Query, engine: str) -> Iterator[Batch]:
+    """The rows of a query, made into the columns that were asked for."""
+    read = _adbc if engine_of(engine) == "adbc" else _sqlite3
+    for batch in read(query):
+        if batch.num_rows:
+            yield finished(batch, query)
+
+
+def engine_of(engine: str) -> str:
+    """The engine to use: "adbc" or "sqlite3".
+
+    Raises:
+        PipelineOptionError: ADBC is asked for, and not installed.
+    """
+    if engine == "sqlite3":
+        return engine
+    if find_spec("adbc_driver_sqlite") is not None:
+        return "adbc"
+    if engine == "adbc":
+        message = "The engine 'adbc' needs a package: pip install adbc-driver-sqlite."
+        raise PipelineOptionError(message, option="engine")
+    return "sqlite3"
+
+
+def _adbc(query: Query) -> Generator[Batch, None, None]:
+    # By name: its modules have types of which strict checkers know too little.
+    adbc: Any = import_module("adbc_driver_sqlite.dbapi")
+    # ADBC takes a column's type from the first batch: one that begins with nothing but NULL
+    # would be a number. So a row of examples goes first, and is left out again.
+    statement = f"{query.example()} UNION ALL SELECT * FROM ({query.sql()})"  # noqa: S608
+    rows = {"adbc.sqlite.query.batch_rows": str(query.batch_rows)}
+    _check(query)
+    with (
+        adbc.connect(file_uri(query.path)) as connection,
+        connection.cursor(adbc_stmt_kwargs=rows) as cursor,
+    ):
+        cursor.execute("PRAGMA busy_timeout = 30000")
+        cursor.execute("SELECT value FROM msgbus_meta WHERE key = 'trimmed'")
+        _check_trimmed(query, cursor.fetchone())
+        cursor.execute(statement)
+        first = True
+        for batch in cursor.fetch_record_batch():
+            yield batch.slice(1) if first else batch
+            first = False
+
+
+def _check(query: Query) -> None:
+    """Look at the file by the stdlib first: its errors are told apart by their codes."""
+    with translated(query.path), closing(_connect(query.path)) as connection:
+        check(connection, query.path)
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    return sqlite3.connect(file_uri(path), uri=True, timeout=30.0, isolation_level=None)
+
+
+def _sqlite3(query: Query) -> Generator[Batch, None, None]:
+    types = query.types()
+    with translated(query.path), closing(_connect(query.path)) as connection:
+        connection.execute("BEGIN")
+        check(connection, query.path)
+        trimmed = connection.execute("SELECT value FROM msgbus_meta WHERE key = 'trimmed'")
+        _check_trimmed(query, trimmed.fetchone())
+        cursor = connection.execute(query.sql())
+        while rows := cursor.fetchmany(query.batch_rows):
+            yield pa.record_batch(
+                [
+                    pa.array(values, type=field.type)
+                    for values, field in zip(zip(*rows, strict=True), types, strict=True)
+                ],
+                schema=types,
+            )
+
+
+def _check_trimmed(query: Query, row: Sequence[Any] | None) -> None:
+    """Raise if rows of this range have gone since it was planned."""
+    trimmed = int(row[0]) if row is not None and row[0] is not None else 0
+    if query.table is MESSAGES and trimmed >= query.low:
+        raise TrimmedError(path=query.path, wanted=query.low, first=trimmed + 1)
+
+
+# -- columns from parts --------------------------------------------------------------------
+
+
+def finished(batch: Batch, query: Query) -> Batch:
+    """The columns that were asked for, from a batch of parts."""
+    schema = arrow_schema(query.table.select(query.columns))
+    parts = dict(zip(batch.schema.names, batch.columns, strict=True))
+    payloads = _payloads(parts) if "_payload" in parts else {}
+    columns: list[Array] = []
+    for field in schema:
+        if field.name in payloads:
+            columns.append(payloads[field.name])
+        elif field.name == "headers":
+            columns.append(_headers(parts["_headers"], field.type))
+        else:
+            columns.append(parts[field.name].cast(field.type))
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _payloads(parts: Mapping[str, Array]) -> dict[str, Array]:
+    """`payload` where it is JSON, `_corrupt` where it is not."""
+    raw, is_json = parts["_payload"], parts["_is_json"]
+    nothing = pa.nulls(len(raw), pa.string())
+    if is_json.null_count == 0 and sum(is_json.unique().to_pylist()) == 1 == len(is_json.unique()):
+        try:
+            # Checks the encoding, which SQLite's json_valid does not.
+            return {"payload": raw.cast(pa.string()), "_corrupt": nothing}
+        except pa.ArrowInvalid:
+            pass
+    sound: list[str | None] = []
+    corrupt: list[str | None] = []
+    for value, flag in zip(raw.to_pylist(), is_json.to_pylist(), strict=True):
+        text, is_text = _decoded(value)
+        is_sound = is_text and flag == 1
+        sound.append(text if is_sound else None)
+        corrupt.append(None if is_sound else text)
+    return {
+        "payload": pa.array(sound, pa.string()),
+        "_corrupt": pa.array(corrupt, pa.string()),
+    }
+
+
+def _decoded(value: bytes | None) -> tuple[str, bool]:
+    if value is None:
+        return "", False
+    try:
+        return value.decode(), True
+    except UnicodeDecodeError:
+        return value.decode(errors="backslashreplace"), False
+
+
+def _headers(texts: Array, map_type: ArrowType) -> Array:
+    """Maps from JSON; most messages have none, and those of one flow have the same."""
+    if texts.null_count == len(texts):
+        return pa.array([()] * len(texts), map_type)
+    coded = texts.dictionary_encode()
+    maps = [*map(_pairs, coded.dictionary.to_pylist()), ()]
+    indices = coded.indices.fill_null(len(maps) - 1)
+    return pa.array(maps, map_type).take(indices)
+
+
+def _pairs(text: str) -> tuple[tuple[str, str], ...]:
+    try:
+        found = json.loads(text)
+        return tuple((str(key), str(value)) for key, value in found.items())
+    except (ValueError, AttributeError):
+        return (("_corrupt", text),)  # only a damaged file has such

@@ -1,0 +1,275 @@
+"""What may be said with `.option(...)`, checked before anything is read or written."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import quote
+
+from msgbus.errors import PipelineOptionError
+from msgbus.journal.sqlite.files import MEMORY, parse_url
+from msgbus.pipeline.columns import MESSAGES, Table, table_of
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+# Spark hands on its own options as well, such as where a stream keeps its checkpoints.
+SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
+
+
+def microseconds(moment: datetime) -> int:
+    """Since the epoch; a time without a zone counts as UTC."""
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions:
+    """Options of reading, as a batch or as a stream."""
+
+    path: str
+    """Absolute path of the journal's file."""
+
+    table: Table = MESSAGES
+    """Which table to read."""
+
+    start: int | None = None
+    """The first offset, or the first id of a delivery."""
+
+    end: int | None = None
+    """The offset or id to end before."""
+
+    since: int | None = None
+    """The first time, in microseconds since the epoch."""
+
+    until: int | None = None
+    """The time to end before."""
+
+    where: Mapping[str, Any] | None = None
+    """Values that columns must have, as JSON: `{"name": ["shop.OrderPlaced"]}`."""
+
+    partitions: int | None = None
+    """Into how many ranges to split a read; found by the number of rows if not given."""
+
+    batch_rows: int = 20_000
+    """Rows in one Arrow batch."""
+
+    engine: str = "auto"
+    """What reads the file: "adbc", "sqlite3", or "auto" for the faster one that is there."""
+
+    starting_offsets: str | int = "earliest"
+    """Where a new stream begins: "earliest", "latest" or an offset."""
+
+    max_rows: int | None = None
+    """Rows in one micro-batch of a stream, at most."""
+
+    fail_on_data_loss: bool = True
+    """Whether a stream stops when messages that it has not read were trimmed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """Options of writing."""
+
+    path: str
+    """Absolute path of the journal's file; made if it is not there."""
+
+    name: str | None = None
+    """Wire name of rows that have no column `name`."""
+
+    job: str | None = None
+    """What makes a batch write happen once: a second one of this name writes nothing."""
+
+    staging: str = ""
+    """Folder for rows on their way; beside the journal if not given."""
+
+    checkpoint: str | None = None
+    """Where the stream keeps its checkpoints; its query's id is read from there."""
+
+
+def read_options(options: Mapping[str, str]) -> ReadOptions:
+    """The options of a read.
+
+    Raises:
+        PipelineOptionError: One is unknown, missing or wrong.
+    """
+    return ReadOptions(**_parsed(options, _READ))
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """The options of a write.
+
+    Raises:
+        PipelineOptionError: One is unknown, missing or wrong.
+    """
+    values = _parsed(options, _WRITE)
+    values["checkpoint"] = options.get("checkpointLocation")
+    values["staging"] = values.get("staging") or f"{values['path']}.staging"
+    return WriteOptions(**values)
+
+
+def journal_path(url: str) -> str:
+    """The absolute path of the file that a URL names.
+
+    Raises:
+        PipelineOptionError: It names none.
+        JournalOpenError: It is a wrong URL.
+    """
+    scheme, colon, rest = url.partition(":")
+    if colon and rest.startswith("/") and scheme != "sqlite":
+        message = f"The pipeline reads SQLite journals, not {url!r}. Write sqlite:///shop.db."
+        raise PipelineOptionError(message, option="url")
+    path, _ = parse_url(url)
+    if path == MEMORY or url.rstrip("/") == "memory:":
+        message = (
+            f"{url!r} lives in the memory of one process; Spark's are others. "
+            f"Keep the journal in a file: sqlite:///shop.db."
+        )
+        raise PipelineOptionError(message, option="url")
+    return str(Path(path).absolute())
+
+
+def file_uri(path: str) -> str:
+    """What SQLite opens for reading only."""
+    return f"file:{quote(path)}?mode=ro"
+
+
+def _parsed(options: Mapping[str, str], known: Mapping[str, _Option]) -> dict[str, Any]:
+    given = {key.lower(): str(value) for key, value in options.items()}
+    _check_names(given, known)
+    url = given.get("url") or given.get("path")
+    if not url:
+        message = "Say which journal: .option('url', 'sqlite:///shop.db')."
+        raise PipelineOptionError(message, option="url")
+    values: dict[str, Any] = {"path": journal_path(url)}
+    for name, (field, parse) in known.items():
+        text = given.get(name.lower())
+        if text is not None and field:
+            values[field] = parse(name, text)
+    return values
+
+
+def _check_names(given: Mapping[str, str], known: Mapping[str, _Option]) -> None:
+    names = {name.lower(): name for name in known}
+    for option in given:
+        if option in names or option in SPARKS_OWN:
+            continue
+        close = difflib.get_close_matches(option, names, 1)
+        hint = f" Do you mean {names[close[0]]!r}?" if close else ""
+        message = (
+            f"The data source 'msgbus' has no option {option!r}.{hint} "
+            f"It has: {', '.join(sorted(known))}."
+        )
+        raise PipelineOptionError(message, option=option)
+
+
+# -- values --------------------------------------------------------------------------------
+
+
+def _wrong(name: str, text: str, wanted: str) -> PipelineOptionError:
+    return PipelineOptionError(f"The option {name!r} is {text!r}; write {wanted}.", option=name)
+
+
+def _number(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise _wrong(name, text, "a whole number") from None
+
+
+def _count(name: str, text: str) -> int:
+    number = _number(name, text)
+    if number < 1:
+        raise _wrong(name, text, "a whole number of at least 1")
+    return number
+
+
+def _moment(name: str, text: str) -> int:
+    try:
+        return int(text) if text.lstrip("-").isdigit() else microseconds(_iso(text))
+    except ValueError:
+        wanted = "a time such as 2026-01-31T12:00:00Z, or microseconds since the epoch"
+        raise _wrong(name, text, wanted) from None
+
+
+def _iso(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise _wrong(name, text, "true or false")
+    return text.lower() == "true"
+
+
+def _where(name: str, text: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise _wrong(name, text, """JSON such as {"name": ["shop.OrderPlaced"]}""")
+    return cast("dict[str, Any]", found)
+
+
+def _choice(*choices: str) -> Callable[[str, str], str]:
+    def parse(name: str, text: str) -> str:
+        if text.lower() not in choices:
+            raise _wrong(name, text, " or ".join(choices))
+        return text.lower()
+
+    return parse
+
+
+def _starting(name: str, text: str) -> str | int:
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    try:
+        return int(text)
+    except ValueError:
+        raise _wrong(name, text, "earliest, latest or an offset") from None
+
+
+def _text(_: str, text: str) -> str:
+    return text
+
+
+def _folder(_: str, text: str) -> str:
+    return os.path.abspath(text.removeprefix("file://"))  # noqa: PTH100 (may not exist yet)
+
+
+def _table(_: str, text: str) -> Table:
+    return table_of(text)
+
+
+_Option = tuple[str, Callable[[str, str], Any]]
+
+_READ: Final[Mapping[str, _Option]] = {
+    "url": ("", _text),
+    "table": ("table", _table),
+    "start": ("start", _number),
+    "end": ("end", _number),
+    "since": ("since", _moment),
+    "until": ("until", _moment),
+    "where": ("where", _where),
+    "partitions": ("partitions", _count),
+    "batchRows": ("batch_rows", _count),
+    "engine": ("engine", _choice("auto", "adbc", "sqlite3")),
+    "startingOffsets": ("starting_offsets", _starting),
+    "maxRowsPerBatch": ("max_rows", _count),
+    "failOnDataLoss": ("fail_on_data_loss", _flag),
+}
+
+_WRITE: Final[Mapping[str, _Option]] = {
+    "url": ("", _text),
+    "name": ("name", _text),
+    "job": ("job", _text),
+    "staging": ("staging", _folder),
+}

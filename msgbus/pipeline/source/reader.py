@@ -1,0 +1,74 @@
+"""Reading a journal as a batch: ranges side by side, and nothing that is not wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from msgbus.errors import PipelineOptionError
+from msgbus.pipeline.arrow import Batch
+from msgbus.pipeline.columns import Table
+from msgbus.pipeline.source.batches import Query, batches
+from msgbus.pipeline.source.filters import conditions
+from msgbus.pipeline.source.options import ReadOptions
+from msgbus.pipeline.source.ranges import Range, bounds_of, split
+
+
+def columns_of(table: Table, schema: StructType) -> tuple[str, ...]:
+    """The columns that a schema asks for.
+
+    Raises:
+        PipelineOptionError: The table has no such column, or not of this type.
+    """
+    names = tuple(schema.fieldNames())
+    expected = table.select(names)
+    for wanted, own in zip(schema.fields, expected.fields, strict=True):
+        if wanted.dataType != own.dataType:
+            message = (
+                f"The column {own.name!r} of {table.name!r} is {own.dataType.simpleString()}, "
+                f"not {wanted.dataType.simpleString()}. Read it as it is, and cast afterwards."
+            )
+            raise PipelineOptionError(message, option="schema")
+    return names
+
+
+class JournalReader(DataSourceReader):
+    """Reads a table of a journal, as it is when the first query of a frame is planned."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = columns_of(options.table, schema)
+        self._conditions = conditions(
+            options.table, since=options.since, until=options.until, where=options.where
+        )
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Ranges of offsets, up to the last one that is there now."""
+        options = self._options
+        found = bounds_of(options.path, options.table)
+        last = None if options.end is None else options.end - 1
+        low = max([found.first, *_given(options.start)])
+        high = min([found.last, *_given(last)])
+        return split(low, high, options.partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[Batch]:
+        """The rows of one range; runs on a worker."""
+        if not isinstance(partition, Range):
+            return iter(())  # there was nothing to split
+        options = self._options
+        query = Query(
+            options.path,
+            options.table,
+            self._columns,
+            partition.low,
+            partition.high,
+            self._conditions,
+            options.batch_rows,
+        )
+        return batches(query, options.engine)
+
+
+def _given(*values: int | None) -> list[int]:
+    return [value for value in values if value is not None]

@@ -1,0 +1,50 @@
+"""One Spark for all tests of the pipeline: starting it takes longer than most of them.
+
+All of them run in one worker of xdist (`--dist loadgroup`), on as few cores as will show
+that work is shared. A JVM of its own is only for tests about the start itself.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from msgbus.pipeline.session import session
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    conf = {
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        "spark.driver.memory": "1g",
+    }
+    with warnings.catch_warnings():
+        # Spark leaves sockets to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        made = session(master="local[2]", conf=conf)
+        yield made
+        made.stop()
+
+
+@pytest.fixture(autouse=True)
+def _tidy(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "spark" in request.fixturenames:
+        made: SparkSession = request.getfixturevalue("spark")
+        for query in made.streams.active:
+            query.stop()
+        made.catalog.clearCache()
