@@ -107,13 +107,6 @@ CREATE TABLE msgbus_tickets (
     error TEXT,
     time REAL NOT NULL
 );
-CREATE TABLE msgbus_loads (
-    job TEXT NOT NULL,
-    batch INTEGER NOT NULL,
-    messages INTEGER NOT NULL,
-    time REAL NOT NULL,
-    PRIMARY KEY (job, batch)
-) WITHOUT ROWID;
 CREATE VIEW msgbus_log AS
 SELECT offset, message_id, name, version, topic, key, kind, time,
     coalesce(correlation_id, message_id) AS correlation_id, causation_id,
