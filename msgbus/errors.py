@@ -446,6 +446,16 @@ class ForbiddenStatementError(JournalError):
     """A statement that would end, escape or reconfigure the journal's own transaction."""
 
 
+class TransactionRefusedError(JournalError):
+    """An event of a transaction found a queue that refuses it; nothing of it was written."""
+
+    def __init__(self, event_type: type, reason: str) -> None:
+        self.event_type = event_type
+        super().__init__(
+            f"{event_type.__name__} was refused, and its transaction with it: {reason}."
+        )
+
+
 class StoredMessageError(MsgBusError):
     """A message cannot be encoded, or a stored one not be decoded; what is stored is kept."""
 

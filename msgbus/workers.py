@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast, final
 
-from msgbus.context import EventFrame, ListFrame, current_frame
+from msgbus.context import EventFrame, Frame, ListFrame, RetriedFrame, current_frame
 from msgbus.filters import passes
 from msgbus.middleware.chain import not_awaited
 from msgbus.queue import Gated
@@ -87,8 +87,14 @@ class Worker:
             if type(event) is Gated:
                 gated, event = event, event.event
                 await self._pass_gate(gated)
+                if gated.is_void:
+                    self.in_hand = 0
+                    gated.done()
+                    continue
                 began = now()
-            frame = EventFrame()
+            frame: Frame = (
+                EventFrame() if gated is None or gated.attempt == 1 else RetriedFrame(gated.attempt)
+            )
             frame.message = event
             frame.owner = lane
             frame.context = None
@@ -227,9 +233,13 @@ class ListWorker(Worker):
                 finally:
                     self.at_gate = None
                 continue
-            taken.append(queue.items.popleft())
-            self.in_hand += 1
+            queue.items.popleft()
             queue.made_room()
+            if type(head) is Gated and head.is_void:
+                head.done()
+                continue
+            taken.append(head)
+            self.in_hand += 1
         return True
 
     async def _linger(self, seconds: float, taken: list[Event | Gated]) -> None:

@@ -69,6 +69,18 @@ class MessageCodec:
             )
             raise ConfigurationError(message)
 
+    def learn(self, message_type: type[Message]) -> None:
+        """Make a class known by its wire name, unless another is."""
+        self._types.setdefault(message_type.__wire__.name, message_type)
+
+    def other_names(self, message_type: type[Message]) -> list[str]:
+        """Older names by which a class or one of its subclasses is known."""
+        return [
+            name
+            for name, known in list(self._types.items())
+            if known.__wire__.name != name and issubclass(known, message_type)
+        ]
+
     def knows(self, name: str) -> bool:
         """Whether there is a class of this wire name."""
         return name in self._types

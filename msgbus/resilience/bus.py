@@ -295,6 +295,7 @@ class ResilientMessageBus(MessageBus):
         call = core.limit_time(registration, core.wrap(registration, call, "attempt"))
         if registration.timeout is None and guard.policy.timeout is not None:
             call = with_timeout(call, guard.policy.timeout, registration.name, core.clock)
+        call = core.recorded(registration, call)
         for limit in guard.limits:
             call = _inside(limit, call)
         if registration.batch:
