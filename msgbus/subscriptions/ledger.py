@@ -73,8 +73,7 @@ class Ledger:
 
     async def scheduled(self) -> list[Scheduled]:
         """The retries of this subscription, in the order of their time."""
-        entries = await self._journal.due(INFINITY, MOST_SCHEDULED)
-        return [entry for entry in entries if entry.subscription == self._name]
+        return await self._journal.due(INFINITY, MOST_SCHEDULED, subscription=self._name)
 
     async def parked_keys(self) -> set[str]:
         """The keys of all dead letters of this subscription."""

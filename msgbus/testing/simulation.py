@@ -206,7 +206,7 @@ class Simulation:
             await self._look()
             progress = [life.subscription.progress() for life in self._lives]
             is_busy = any(each.scheduled or each.buffered for each in progress)
-            due = await self._journal.next_due()
+            due = await self._journal.next_due(subscription=NAME)
             if history.positions[-1] >= history.head and due is None and not is_busy:
                 history.is_settled = True
                 break

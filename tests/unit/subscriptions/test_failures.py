@@ -210,7 +210,7 @@ async def test_a_long_pause_in_shared_mode_holds_up_nobody() -> None:
         assert [time - began for time in handler.times[-2:]] == pytest.approx([60, 180], abs=0.1)
         await s.until(lambda: subscription.progress().scheduled == 0)
         await s.clock.advance(1)
-        assert await s.shared.next_due() is None
+        assert await s.shared.next_due(subscription="receipts") is None
 
 
 @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.KEY_SHARED])
@@ -227,7 +227,7 @@ async def test_a_long_pause_keeps_its_place_where_order_is_promised(mode: Mode) 
 
         assert [number for number in handler.handled if number < 3] == [1, 2]
         await s.clock.advance(6)
-        assert await s.shared.next_due() is None
+        assert await s.shared.next_due(subscription="receipts") is None
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -250,7 +250,7 @@ async def test_a_restart_keeps_long_pauses(make_journal: Make, mode: Mode) -> No
         assert second.times[0] - began >= 59.9
         assert again.progress().counts.acked == 1
         await again.close()
-        assert await s.shared.next_due() is None
+        assert await s.shared.next_due(subscription="receipts") is None
 
 
 async def test_a_scheduled_retry_that_fails_for_the_last_time_is_buried(make_journal: Make) -> None:
@@ -266,7 +266,7 @@ async def test_a_scheduled_retry_that_fails_for_the_last_time_is_buried(make_jou
         assert handler.tries(1) == [1, 2, 3]
         (letter,) = await s.shared.dead_letters("receipts")
         assert letter.attempts == 3
-        assert await s.shared.next_due() is None
+        assert await s.shared.next_due(subscription="receipts") is None
 
 
 async def test_a_seek_forgets_the_dates_of_what_it_passes(make_journal: Make) -> None:
@@ -283,7 +283,7 @@ async def test_a_seek_forgets_the_dates_of_what_it_passes(make_journal: Make) ->
         await subscription.close()
 
         assert handler.handled == [2]
-        assert await s.shared.next_due() is None
+        assert await s.shared.next_due(subscription="receipts") is None
 
 
 # -- keys ----------------------------------------------------------------------------------
