@@ -30,7 +30,7 @@ class CountOrders(Query[int]):
     pass
 
 
-class Down(Exception):
+class DownError(Exception):
     pass
 
 
@@ -45,7 +45,7 @@ class Seen:
     async def __call__(self, event: Placed) -> None:
         if self.failing.get(event.number, 0) > 0:
             self.failing[event.number] -= 1
-            raise Down(f"no {event.number}")
+            raise DownError(f"no {event.number}")
         self.numbers.append(event.number)
 
 

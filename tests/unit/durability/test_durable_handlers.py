@@ -19,7 +19,7 @@ from msgbus import (
 )
 from msgbus.subscriptions import Delivery, Mode, Poison, RetryTiers, StartAt
 from msgbus.testing import VirtualClock
-from tests.durable_shop import Down, Placed, PlacedOnline, Seen, Shipped, outcomes
+from tests.durable_shop import DownError, Placed, PlacedOnline, Seen, Shipped, outcomes
 from tests.fakes import conserves, logged
 
 AT_ONCE = RetryTiers(max_attempts=3, initial_delay=0)
@@ -112,7 +112,7 @@ async def test_a_failed_try_is_repeated_and_each_is_recorded() -> None:
     async def shaky(event: Placed, context: Context) -> None:
         attempts.append(context.attempt)
         if len(attempts) < 3:
-            raise Down
+            raise DownError
 
     async with bus:
         event = Placed()

@@ -17,7 +17,7 @@ from msgbus import (
     SessionEndEvent,
 )
 from msgbus.journal import Kind, MemoryJournal
-from tests.durable_shop import CountOrders, Down, Place, Placed, outcomes, recorded
+from tests.durable_shop import CountOrders, DownError, Place, Placed, outcomes, recorded
 from tests.fakes import logged
 
 
@@ -31,7 +31,7 @@ def shop(record: Literal["all", "failures", "messages"] = "all") -> MessageBus:
     @bus.handles(Place)
     async def place(command: Place) -> str:
         if command.sku == "down":
-            raise Down
+            raise DownError
         if command.sku == "no":
             raise Refusal("not today")
         return command.sku
