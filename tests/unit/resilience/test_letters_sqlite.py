@@ -36,6 +36,7 @@ from msgbus.resilience import (
     SqliteDeadLetterStore,
 )
 from msgbus.resilience import sqlite_schema as schema
+from msgbus.resilience.letter_rows import row_of
 from msgbus.resilience.stores import Record
 from msgbus.testing.letters import letter
 from tests.fakes import logged
@@ -351,7 +352,7 @@ def analysed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Conne
         schema.prepare(connection, path)
         for number in range(300):
             one = letter(handler=f"h{number % 7}", minute=number, session_id=f"s{number % 50}")
-            connection.execute(schema.INSERT, schema.row_of(Record(one)))
+            connection.execute(schema.LETTERS.insert, row_of(Record(one)))
         yield connection
 
 
@@ -365,7 +366,7 @@ def plan(connection: sqlite3.Connection, sql: str, values: list[Any]) -> list[st
 def test_a_filtered_page_reads_an_index_and_never_the_whole_table(
     filters: dict[str, Any], index: str, analysed: sqlite3.Connection
 ) -> None:
-    steps = plan(analysed, *schema.page_query(LetterFilter(**filters), "5", 100))
+    steps = plan(analysed, *schema.LETTERS.page(LetterFilter(**filters), "5", 100))
 
     assert any(index in step for step in steps), steps
     assert not [step for step in steps if step.startswith("SCAN letters")], steps
@@ -377,26 +378,26 @@ def test_a_filtered_page_reads_an_index_and_never_the_whole_table(
 def test_a_count_reads_an_index(
     filters: dict[str, Any], index: str, analysed: sqlite3.Connection
 ) -> None:
-    steps = plan(analysed, *schema.count_query(LetterFilter(**filters)))
+    steps = plan(analysed, *schema.LETTERS.count(LetterFilter(**filters)))
 
     assert not [step for step in steps if step.startswith("SCAN")], (index, steps)
 
 
 def test_groups_read_one_index_alone_and_sort_no_letters(analysed: sqlite3.Connection) -> None:
-    steps = plan(analysed, *schema.groups_query(LetterFilter()))
+    steps = plan(analysed, *schema.LETTERS.groups(LetterFilter()))
 
     assert "SEARCH letters USING COVERING INDEX letters_by_group (status=?)" in steps
     assert "USE TEMP B-TREE FOR GROUP BY" not in steps
 
 
 def test_a_page_of_one_status_needs_no_sorting(analysed: sqlite3.Connection) -> None:
-    steps = plan(analysed, *schema.page_query(LetterFilter(handler="h1"), None, 100))
+    steps = plan(analysed, *schema.LETTERS.page(LetterFilter(handler="h1"), None, 100))
 
     assert not [step for step in steps if "TEMP B-TREE" in step and "ORDER BY" in step], steps
 
 
 def test_letters_by_claim_are_found_by_index(analysed: sqlite3.Connection) -> None:
-    (step,) = plan(analysed, schema.CLAIMED, [])
+    (step,) = plan(analysed, schema.LETTERS.claimed, [])
 
     assert step.startswith("SEARCH letters USING INDEX letters_by_")
-    assert LetterStatus.REPLAYING.value in schema.CLAIMED
+    assert LetterStatus.REPLAYING.value in schema.LETTERS.claimed
