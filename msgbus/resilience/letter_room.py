@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
 from typing import final
 
@@ -25,11 +26,20 @@ class Room:
         self._overflow = overflow
 
     def keep(self, rows: LetterRows, letter: DeadLetterEntry) -> Sequence[Notice]:
-        """Write a letter that came, perhaps again."""
-        record = rows.get(letter.letter_id)
-        if record is None:
-            return self.insert(rows, Record(letter))
-        rows.update(added(record, letter))
+        """Write a letter that came, perhaps again; who was lost for it, or with it.
+
+        Raises:
+            sqlite3.OperationalError: The file cannot be written at all.
+        """
+        try:
+            record = rows.get(letter.letter_id)
+            if record is None:
+                return self.insert(rows, Record(letter))
+            rows.update(added(record, letter))
+        except sqlite3.OperationalError:
+            raise
+        except Exception as error:  # one that cannot be written must not hold up the others
+            return [Notice("refused", letter, f"it cannot be written: {type(error).__name__}")]
         return ()
 
     def insert(
