@@ -122,7 +122,7 @@ async def test_letter_and_cursor_are_both_there_or_neither(make_journal: Make) -
         record = make_record(1)
         await s.shared.append([record])
         await s.shared.commit([op.CreateCursor("receipts", 0), op.Mark("receipts", "x")])
-        passing = [
+        passing: list[op.Operation] = [
             op.AddDeadLetter(DeadLetter("receipts", record, 1, "ValueError: no", 1.0)),
             op.MoveCursor("receipts", 1),
         ]
