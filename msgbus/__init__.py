@@ -62,6 +62,7 @@ from msgbus.errors import (
     SessionMismatchError,
     SettleTimeoutError,
     StoredMessageError,
+    Unhandleable,
     UnreadableLetterError,
     WrongMessageTypeError,
 )
@@ -215,6 +216,7 @@ __all__ = [
     "SystemEvent",
     "TypeFilter",
     "Undelivered",
+    "Unhandleable",
     "UnreadableLetterError",
     "WrongMessageTypeError",
     "current_context",

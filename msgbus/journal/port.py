@@ -185,12 +185,35 @@ class Journal(Protocol):
         """
         ...
 
-    async def due(self, time: float, limit: int = 100) -> list[Scheduled]:
-        """What is due at `time`, the longest overdue first. Stays until it is unscheduled."""
+    async def due(
+        self,
+        time: float,
+        limit: int = 100,
+        *,
+        subscription: str | None = None,
+        names: Collection[str] | None = None,
+    ) -> list[Scheduled]:
+        """What is due at `time`, the longest overdue first. Stays until it is unscheduled.
+
+        Only what is for exactly this `subscription`; without one, only what is for everybody.
+        With `names` (wire names) only those messages.
+        """
         ...
 
-    async def next_due(self) -> float | None:
-        """When the next scheduled message is due."""
+    async def next_due(
+        self, *, subscription: str | None = None, names: Collection[str] | None = None
+    ) -> float | None:
+        """When the next of those that `due` is about is due."""
+        ...
+
+    async def scheduled(self, ids: Iterable[str]) -> list[Scheduled]:
+        """Those of these entries that are in the schedule, whoever they are for."""
+        ...
+
+    async def count_scheduled(
+        self, *, subscription: str | None = None, names: Collection[str] | None = None
+    ) -> int:
+        """How many of those that `due` is about wait in all, due or not."""
         ...
 
     async def ticket(self, message_id: str) -> TicketRow | None:

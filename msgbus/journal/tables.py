@@ -22,9 +22,10 @@ from msgbus.journal.records import (
     Scheduled,
     TicketRow,
 )
-from msgbus.journal.sqlite import queries, reads
+from msgbus.journal.sqlite import queries, reads, schedules
 from msgbus.journal.sqlite.letters import JournalRows
 from msgbus.journal.sqlite.queries import Source
+from msgbus.journal.sqlite.schedules import Whose
 from msgbus.journal.sqlite.store import Store
 from msgbus.journal.watch import Watch
 
@@ -216,15 +217,40 @@ class TableJournal(ABC):
         """The same at once, from any thread: for numbers that are asked for seldom."""
         return self._read_now(lambda connection: work(self._rows(connection)))
 
-    async def due(self, time: float, limit: int = 100) -> list[Scheduled]:
-        """What is due at `time`, the longest overdue first. Stays until it is unscheduled."""
+    async def due(
+        self,
+        time: float,
+        limit: int = 100,
+        *,
+        subscription: str | None = None,
+        names: Collection[str] | None = None,
+    ) -> list[Scheduled]:
+        """What is due at `time`, the longest overdue first; see `Journal.due`."""
+        whose = Whose(subscription, names)
         return await self._read(
-            lambda connection: reads.due(connection, self.path, self._codec, time, limit)
+            lambda connection: schedules.due(self._source(connection), time, limit, whose)
         )
 
-    async def next_due(self) -> float | None:
-        """When the next scheduled message is due."""
-        return await self._read(reads.next_due)
+    async def next_due(
+        self, *, subscription: str | None = None, names: Collection[str] | None = None
+    ) -> float | None:
+        """When the next of those that `due` is about is due."""
+        whose = Whose(subscription, names)
+        return await self._read(lambda connection: schedules.next_due(connection, whose))
+
+    async def scheduled(self, ids: Iterable[str]) -> list[Scheduled]:
+        """Those of these entries that are in the schedule, whoever they are for."""
+        wanted = list(ids)
+        return await self._read(
+            lambda connection: schedules.entries(self._source(connection), wanted)
+        )
+
+    async def count_scheduled(
+        self, *, subscription: str | None = None, names: Collection[str] | None = None
+    ) -> int:
+        """How many of those that `due` is about wait in all, due or not."""
+        whose = Whose(subscription, names)
+        return await self._read(lambda connection: schedules.count(connection, whose))
 
     async def ticket(self, message_id: str) -> TicketRow | None:
         """How an enqueued command stands."""

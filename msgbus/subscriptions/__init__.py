@@ -10,6 +10,7 @@ from msgbus.subscriptions.engine import SubscriptionEngine
 from msgbus.subscriptions.mode import Delivery, Mode, Poison, StartAt
 from msgbus.subscriptions.progress import Counts, Progress, Standing
 from msgbus.subscriptions.subscription import DurableSubscription
+from msgbus.subscriptions.tiers import tiers_of
 
 __all__ = [
     "Consumer",
@@ -26,4 +27,5 @@ __all__ = [
     "StartAt",
     "SubscriptionConfig",
     "SubscriptionEngine",
+    "tiers_of",
 ]

@@ -119,9 +119,10 @@ def _mark(store: Store, mark: op.Mark) -> None:
 
 def _schedule(store: Store, schedule: op.Schedule) -> None:
     entry = schedule.entry
-    beside = (entry.id, float(entry.due), entry.subscription, entry.attempt)
+    name = entry.record.name
+    beside = (entry.id, float(entry.due), entry.subscription, entry.attempt, name)
     store.connection.execute(
-        "INSERT OR REPLACE INTO msgbus_schedule VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO msgbus_schedule VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (*beside, *pack(entry.record, store.codec, *beside)),
     )
 

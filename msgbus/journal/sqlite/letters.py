@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 from msgbus.errors import JournalCorruptError
 from msgbus.journal.records import DeadLetter, Kind, Record
+from msgbus.journal.sqlite.reads import damaged
 from msgbus.journal.sqlite.rows import checksum, decoded
 from msgbus.resilience.letter_rows import COLUMNS, LetterRows, LetterTable, record_of, row_of
 from msgbus.resilience.letters import DeadLetterEntry, at, letter_id_of, micros
@@ -183,11 +184,7 @@ class JournalRows(LetterRows):
         except (TypeError, UnicodeEncodeError):
             is_sound = False  # values that no writer could have written
         if not is_sound:
-            message = (
-                f"Dead letter {row[0]!r:.80} of the journal {self._path} is damaged: its "
-                f"checksum does not fit."
-            )
-            raise JournalCorruptError(message, path=self._path)
+            raise damaged(self._path, f"Dead letter {row[0]!r:.80}")
 
 
 def forget_done(connection: sqlite3.Connection, message_ids: Sequence[str]) -> None:

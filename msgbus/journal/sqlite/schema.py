@@ -125,11 +125,12 @@ CREATE TABLE msgbus_schedule (
     due REAL NOT NULL,
     subscription TEXT,
     attempt INTEGER NOT NULL,
+    name TEXT NOT NULL,
     envelope TEXT NOT NULL,
     payload BLOB NOT NULL,
     crc INTEGER NOT NULL
 );
-CREATE INDEX msgbus_schedule_by_due ON msgbus_schedule (due)
+CREATE INDEX msgbus_schedule_by_due ON msgbus_schedule (subscription, due)
 """
 
 _TICKETS: Final = """

@@ -1,4 +1,4 @@
-"""Dead letters, markers, schedules and tickets."""
+"""Dead letters, markers, tickets, and what becomes of one entry of the schedule."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LetterTests(Suite):
     async def test_scheduled_messages_come_in_the_order_they_are_due(self) -> None:
         entries = [
             Scheduled("late", 30.0, make_record(3)),
-            Scheduled("early", 10.0, make_record(1), "ship", 4),
+            Scheduled("early", 10.0, make_record(1), None, 4),
             Scheduled("middle", 20.0, make_record(2)),
         ]
         async with self.opened() as journal:
