@@ -77,6 +77,11 @@ class MemoryJournal(TableJournal):
             raise closed(self.path)
         return snapshot(self._store.connection, function)
 
+    def _read_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        if self._is_closed:
+            raise closed(self.path)
+        return function(self._store.connection)
+
     async def keep(
         self, lease: Lease, every: float, *, on_lost: Callable[[], object] | None = None
     ) -> None:

@@ -179,7 +179,11 @@ class Journal(Protocol):
     async def dead_letters(
         self, subscription: str | None = None, *, after: int = 0, limit: int = 100
     ) -> list[DeadLetter]:
-        """Dead letters with an id beyond `after`, oldest first."""
+        """Dead letters with an id beyond `after`, oldest first.
+
+        Those about which nothing is left to do, as they were replayed or discarded, are not
+        among them. `JournalDeadLetterStore` finds all, and deals with them.
+        """
         ...
 
     async def due(
