@@ -55,6 +55,7 @@ MsgBusError
 ├─ PipelineError                 what the data pipeline cannot do
 │  ├─ JavaNotFoundError          no Java that Spark can run on; `.seen`
 │  ├─ PipelineOptionError        an option of the data source that is wrong; `.option` (ValueError)
+│  ├─ ProjectionError            a projection that cannot be replayed
 │  └─ TrimmedError               messages were removed before they were read; `.first`, `.wanted`
 ├─ StoredMessageError            a message that cannot be encoded or decoded; `.message_id`
 ├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
@@ -492,6 +493,10 @@ class PipelineOptionError(PipelineError, ValueError):
     def __init__(self, message: str, *, option: str) -> None:
         self.option = option
         super().__init__(message)
+
+
+class ProjectionError(PipelineError):
+    """A projection cannot be replayed: what it is made of, or what it gives back, is wrong."""
 
 
 class TrimmedError(PipelineError):

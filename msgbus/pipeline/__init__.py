@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from msgbus.messages import Message
+from msgbus.pipeline.projections import Projection, fold
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from msgbus.pipeline.pipeline import Pipeline
 
-__all__ = ["Pipeline", "open", "register"]
+__all__ = ["Pipeline", "Projection", "fold", "open", "register"]
 
 
 def open(  # noqa: A001 (pipeline.open, as gzip.open)

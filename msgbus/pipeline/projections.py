@@ -1,0 +1,329 @@
+"""Projections: read models as pure folds over events, key by key.
+
+Nothing here needs Spark. `fold` goes through a journal in this process, one message after the
+other; `Pipeline.replay` gives the same rows, with keys side by side.
+
+What a replay sees is the journal: each message once, in the order of offsets. An event that
+was published twice under one id is there once. One that came late stands where it arrived. One
+that a handler gave up on, and that is a dead letter now, has happened all the same.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    final,
+    get_args,
+    get_origin,
+)
+
+from pydantic import BaseModel
+
+from msgbus.errors import ProjectionError, StoredMessageError
+from msgbus.journal.codec import MessageCodec
+from msgbus.journal.port import Journal
+from msgbus.journal.records import Record
+from msgbus.journal.upcasting import Upcaster, learn_upcasters, upcasters_of
+from msgbus.messages import Message
+
+S = TypeVar("S")
+E_contra = TypeVar("E_contra", bound=Message, contravariant=True)
+
+Key: TypeAlias = str | Callable[[Any], Any]
+"""The name of a field, or a function of an event; `None` from it leaves the event out."""
+
+_PAGE: Final = 1000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Projection(ABC, Generic[S, E_contra]):
+    """A read model: what is known of each key after all its events.
+
+    `class Totals(Projection[Total, OrderPlaced | OrderCancelled])` folds these events, and
+    those of their subclasses, into one `Total` for each key. If the state is a pydantic model,
+    it is the row; else `row` names the model and `result` makes it.
+
+    `apply` must depend on nothing but its arguments: it runs in other processes, and again if
+    one of them is lost.
+    """
+
+    events: ClassVar[tuple[type[Message], ...]] = ()
+    """The events, if they are not in the brackets behind `Projection`."""
+
+    row: ClassVar[type[BaseModel] | None] = None
+    """The model of a row, if it is not the state."""
+
+    # Any: a subclass may write a text or a method.
+    key: ClassVar[Any] = None
+    """A field, or a method `key(self, event)`; if neither, the key that messages are kept under."""
+
+    @abstractmethod
+    def initial(self, key: str) -> S:
+        """The state before the first event of a key."""
+
+    @abstractmethod
+    def apply(self, state: S, event: E_contra) -> S:
+        """The state after an event."""
+
+    def result(self, key: str, state: S) -> BaseModel | None:  # noqa: ARG002 (for overriding)
+        """The row of a key; `None` for no row. The state itself, unless it is overridden."""
+        return cast("BaseModel", state)
+
+
+# -- what is to be done ---------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A projection, checked, with all that a worker needs to know of its events."""
+
+    projection: Projection[Any, Any]
+    row: type[BaseModel]
+    types: tuple[type[Message], ...]
+    key: Key | None
+    upcasters: Mapping[type[Message], Mapping[int, Upcaster]]
+    skip_corrupt: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """Wire names of its events."""
+        return sorted({one.__wire__.name for one in self.types})
+
+    def codec(self) -> MessageCodec:
+        """Knows the events, and their upcasters, in this process."""
+        for message_type, functions in self.upcasters.items():
+            learn_upcasters(message_type, functions)
+        return MessageCodec(self.types)
+
+    def event(self, codec: MessageCodec, record: Record) -> Message | None:
+        """The event of a record; `None` if it is damaged and may be left out."""
+        try:
+            return codec.decode(record)
+        except StoredMessageError as error:
+            if self.skip_corrupt:
+                return None
+            error.add_note(f"At offset {record.offset}. skip_corrupt=True leaves such events out.")
+            raise
+
+    def key_of(self, record: Record, event: Message) -> str | None:
+        """What the event belongs to; `None` if to nothing."""
+        if self.key is None:
+            return record.key
+        found = getattr(event, self.key) if isinstance(self.key, str) else self.key(event)
+        return None if found is None else str(found)
+
+    def step(self, state: Any, event: Message, record: Record) -> Any:
+        """The state after one more event."""
+        try:
+            after = self.projection.apply(state, event)
+        except Exception as error:
+            error.add_note(_at(record))
+            raise
+        if after is None:
+            message = (
+                f"{type(self.projection).__name__}.apply returned None. Return the state, "
+                f"changed or not; a key without a row is what `result` says. {_at(record)}"
+            )
+            raise ProjectionError(message)
+        return after
+
+    def finish(self, key: str, state: Any) -> BaseModel | None:
+        """The row of a key."""
+        found = self.projection.result(key, state)
+        if found is not None and not isinstance(found, self.row):
+            message = (
+                f"{type(self.projection).__name__}.result gave {type(found).__name__} for "
+                f"{key!r}, not {self.row.__name__}, its row."
+            )
+            raise ProjectionError(message)
+        return found
+
+
+def _at(record: Record) -> str:
+    return f"At offset {record.offset}: {record.name} {record.message_id}."
+
+
+def plan(
+    projection: type[Projection[Any, Any]] | Projection[Any, Any],
+    *,
+    key: Key | None = None,
+    skip_corrupt: bool = False,
+) -> Fold:
+    """What is to be done for a projection, given as a class or as an object.
+
+    Raises:
+        ProjectionError: Its events, its row or its key cannot be told.
+    """
+    made = projection() if isinstance(projection, type) else projection
+    state, events = _arguments(type(made))
+    types = _with_subclasses(made.events or events)
+    if not types:
+        message = (
+            f"The events of {type(made).__name__} are not known. Write them behind Projection, "
+            f"as Projection[Total, OrderPlaced | OrderCancelled], or as `events = (OrderPlaced,)`."
+        )
+        raise ProjectionError(message)
+    row = made.row or state
+    if not (isinstance(row, type) and issubclass(row, BaseModel)):
+        message = (
+            f"The rows of {type(made).__name__} have no model. Let the state be a pydantic "
+            f"model, or set `row` to one and make it in `result`."
+        )
+        raise ProjectionError(message)
+    chosen = cast("Key | None", key if key is not None else made.key)
+    if isinstance(chosen, str):
+        _check_field(chosen, types, type(made).__name__)
+    upcasters = {one: found for one in types if (found := upcasters_of(one))}
+    return Fold(made, row, types, chosen, upcasters, skip_corrupt)
+
+
+def _arguments(kind: type) -> tuple[Any, tuple[Any, ...]]:
+    """State and events, as they stand in the brackets behind `Projection`."""
+    for cls in kind.__mro__:
+        for base in getattr(cls, "__orig_bases__", ()):
+            if get_origin(base) is Projection:
+                state, events = get_args(base)
+                union = get_origin(events) in (Union, UnionType)
+                return state, get_args(events) if union else (events,)
+    return None, ()
+
+
+def _with_subclasses(events: Iterable[Any]) -> tuple[type[Message], ...]:
+    """The classes and, as for handlers of a bus, their subclasses."""
+    found: dict[type[Message], None] = {}
+    waiting = [one for one in events if isinstance(one, type) and issubclass(one, Message)]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found[one] = None
+            waiting += one.__subclasses__()
+    return tuple(found)
+
+
+def _check_field(key: str, types: Iterable[type[Message]], projection: str) -> None:
+    lacking = [
+        one.__name__ for one in types if not hasattr(one, key) and key not in one.model_fields
+    ]
+    if lacking:
+        message = (
+            f"The key of {projection} is the field {key!r}, which {', '.join(sorted(lacking))} "
+            f"does not have. Give a function of the event."
+        )
+        raise ProjectionError(message)
+
+
+# -- folding ---------------------------------------------------------------------------------
+
+
+def fold_sorted(
+    fold: Fold, records: Iterable[tuple[str | None, Record]], codec: MessageCodec
+) -> Iterator[BaseModel]:
+    """The rows of records that come key by key, with one state in memory at a time.
+
+    Each comes with its key. Those of one key must be neighbours, in the order of their offsets.
+    """
+    current: str | None = None
+    state: Any = None
+    for key, record in records:
+        event = None if key is None else fold.event(codec, record)
+        if key is None or event is None:
+            continue
+        if current != key:
+            if current is not None and (row := fold.finish(current, state)) is not None:
+                yield row
+            current, state = key, fold.projection.initial(key)
+        state = fold.step(state, event, record)
+    if current is not None and (row := fold.finish(current, state)) is not None:
+        yield row
+
+
+def fold_records(fold: Fold, records: Iterable[Record]) -> list[BaseModel]:
+    """The rows of records in the order of their offsets, sorted by key."""
+    codec, states = fold.codec(), dict[str, Any]()
+    for record in records:
+        _advance(fold, codec, states, record)
+    return _rows(fold, states)
+
+
+def _advance(fold: Fold, codec: MessageCodec, states: dict[str, Any], record: Record) -> None:
+    event = fold.event(codec, record)
+    key = None if event is None else fold.key_of(record, event)
+    if event is None or key is None:
+        return
+    state = states[key] if key in states else fold.projection.initial(key)
+    states[key] = fold.step(state, event, record)
+
+
+def _rows(fold: Fold, states: Mapping[str, Any]) -> list[BaseModel]:
+    found = (fold.finish(key, states[key]) for key in sorted(states))
+    return [row for row in found if row is not None]
+
+
+async def fold(
+    journal: Journal,
+    projection: type[Projection[Any, Any]] | Projection[Any, Any],
+    *,
+    key: Key | None = None,
+    since: int | datetime | None = None,
+    until: int | datetime | None = None,
+    skip_corrupt: bool = False,
+) -> list[Any]:
+    """The rows of a projection over a journal, sorted by key, made in this process.
+
+    For small journals, and to compare `Pipeline.replay` with. All states are in memory.
+
+    Raises:
+        ProjectionError: The projection cannot be used.
+        StoredMessageError: An event does not decode, and `skip_corrupt` is not set.
+    """
+    todo = plan(projection, key=key, skip_corrupt=skip_corrupt)
+    codec, states = todo.codec(), dict[str, Any]()
+    start = since if isinstance(since, int) else 0
+    while page := await journal.read(start, _PAGE, names=todo.names):
+        for record in page:
+            if isinstance(until, int) and record.offset >= until:
+                return _rows(todo, states)
+            if _in_time(record, since, until):
+                _advance(todo, codec, states, record)
+        start = page.next
+    return _rows(todo, states)
+
+
+def _in_time(record: Record, since: int | datetime | None, until: int | datetime | None) -> bool:
+    # To the microsecond, as Spark sees it.
+    time = math.floor(record.time * 1_000_000 + 0.5)
+    if isinstance(since, datetime) and time < _microseconds(since):
+        return False
+    return not (isinstance(until, datetime) and time >= _microseconds(until))
+
+
+def _microseconds(moment: datetime) -> int:
+    aware = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    found = aware - _EPOCH
+    return (found.days * 86_400 + found.seconds) * 1_000_000 + found.microseconds
+
+
+def in_chunks(rows: Iterable[BaseModel], size: int) -> Generator[list[BaseModel], None, None]:
+    """Rows in lists of at most `size`."""
+    chunk: list[BaseModel] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) >= size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
