@@ -50,6 +50,7 @@ MsgBusError
 │  ├─ JournalConflictError       a condition of the transaction does not hold; nothing was written
 │  │  └─ LeaseLostError          another holder has the lease; `.name`, `.epoch`
 │  ├─ CursorError                a cursor is missing, damaged or beyond the head; `.name`
+│  ├─ TransactionRefusedError    a queue refused one of its events; `.event_type`
 │  └─ ForbiddenStatementError    COMMIT, PRAGMA, ATTACH and the like inside a transaction
 ├─ PipelineError                 what the data pipeline cannot do
 │  ├─ JavaNotFoundError          no Java that Spark can run on; `.seen`
@@ -67,6 +68,7 @@ MsgBusError
 │  ├─ LetterEditError            the changed message would not be valid; `.fields` (ValueError)
 │  ├─ UnreadableLetterError      its message cannot become a message again (StoredMessageError)
 │  └─ DeadLetterStoreError       the store cannot be opened, read or written
+├─ Unhandleable                  raised by a durable handler: no other try of this message
 └─ Refusal                       base for expected business answers; yours to subclass
 ```
 
@@ -552,6 +554,16 @@ class LakeDamagedError(LakeError):
         )
 
 
+class TransactionRefusedError(JournalError):
+    """An event of a transaction found a queue that refuses it; nothing of it was written."""
+
+    def __init__(self, event_type: type, reason: str) -> None:
+        self.event_type = event_type
+        super().__init__(
+            f"{event_type.__name__} was refused, and its transaction with it: {reason}."
+        )
+
+
 class StoredMessageError(MsgBusError):
     """A message cannot be encoded, or a stored one not be decoded; what is stored is kept."""
 
@@ -615,6 +627,14 @@ class UnreadableLetterError(DeadLetterError, StoredMessageError):
 
 class DeadLetterStoreError(DeadLetterError):
     """The store of dead letters cannot be opened, read or written."""
+
+
+class Unhandleable(MsgBusError):  # noqa: N818 (a word of the handler's, not an error of ours)
+    """Raised by the handler of a durable subscription: another try would be in vain.
+
+    The message is given up at once, as `on_poison` says, however many tries are left.
+    `raise Unhandleable("...") from error` keeps what was wrong.
+    """
 
 
 class Refusal(MsgBusError):  # noqa: N818 (an answer, not an error)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, Literal, TypeAlias, final
 
 from msgbus.messages import Message
-from msgbus.pipeline.columns import DELIVERIES, MESSAGES, Table
+from msgbus.pipeline.columns import DELIVERIES, MESSAGES, Table, table_of
 from msgbus.pipeline.session import session
 from msgbus.pipeline.source import NAME, register
 from msgbus.pipeline.source.filters import Where, conditions, where_values
@@ -80,6 +80,30 @@ class Pipeline:
     ) -> DataFrame:
         """One row for each try to handle a message."""
         return self.journal(DELIVERIES, since=since, until=until, columns=columns, where=where)
+
+    def stream(
+        self,
+        *,
+        start: int | Literal["earliest", "latest"] = "earliest",
+        max_rows: int | None = None,
+        columns: Sequence[str] | None = None,
+        where: Where | None = None,
+        table: Literal["messages", "deliveries"] = "messages",
+    ) -> DataFrame:
+        """The messages as a stream, for `writeStream` with a checkpoint of its own.
+
+        A new query begins at `start`; one with a checkpoint goes on where it was. A micro-batch
+        covers at most `max_rows` offsets.
+        """
+        source = table_of(table)
+        options = self._options(source, None, None, where)
+        reader = self.spark.readStream.format(NAME).options(**options)
+        reader = reader.option("startingOffsets", str(start))
+        if max_rows is not None:
+            reader = reader.option("maxRowsPerBatch", str(max_rows))
+        if columns is not None:
+            reader = reader.schema(source.select(columns))
+        return reader.load()
 
     def journal(
         self,

@@ -40,9 +40,6 @@ class JournalReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._columns = columns_of(options.table, schema)
-        self._conditions = conditions(
-            options.table, since=options.since, until=options.until, where=options.where
-        )
 
     def partitions(self) -> Sequence[InputPartition]:
         """Ranges of offsets, up to the last one that is there now."""
@@ -57,17 +54,20 @@ class JournalReader(DataSourceReader):
         """The rows of one range; runs on a worker."""
         if not isinstance(partition, Range):
             return iter(())  # there was nothing to split
-        options = self._options
-        query = Query(
-            options.path,
-            options.table,
-            self._columns,
-            partition.low,
-            partition.high,
-            self._conditions,
-            options.batch_rows,
-        )
-        return batches(query, options.engine)
+        return batches(query_of(self._options, self._columns, partition), self._options.engine)
+
+
+def query_of(options: ReadOptions, columns: tuple[str, ...], partition: Range) -> Query:
+    """What one task asks of the file."""
+    return Query(
+        options.path,
+        options.table,
+        columns,
+        partition.low,
+        partition.high,
+        conditions(options.table, since=options.since, until=options.until, where=options.where),
+        options.batch_rows,
+    )
 
 
 def _given(*values: int | None) -> list[int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from msgbus.pipeline.source.options import read_options
 from msgbus.pipeline.source.reader import JournalReader
+from msgbus.pipeline.source.stream import JournalStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +32,10 @@ class JournalSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of a batch."""
         return JournalReader(read_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """A reader of a stream."""
+        return JournalStreamReader(read_options(self.options), schema)
 
 
 def register(spark: SparkSession) -> None:
