@@ -56,7 +56,11 @@ MsgBusError
 │  ├─ JavaNotFoundError          no Java that Spark can run on; `.seen`
 │  ├─ PipelineOptionError        an option of the data source that is wrong; `.option` (ValueError)
 │  ├─ ProjectionError            a projection that cannot be replayed
-│  └─ TrimmedError               messages were removed before they were read; `.first`, `.wanted`
+│  ├─ TrimmedError               messages were removed before they were read; `.first`, `.wanted`
+│  └─ LakeError                  what an export to a lake cannot do; `.path`
+│     ├─ LakeBusyError           another export is running
+│     ├─ WrongLakeError          it holds the messages of another journal; `.offset`
+│     └─ LakeDamagedError        its manifest and its files do not agree; `.reason`
 ├─ StoredMessageError            a message that cannot be encoded or decoded; `.message_id`
 ├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
 ├─ DeadLetterError               a dead letter cannot be used as asked
@@ -509,6 +513,49 @@ class TrimmedError(PipelineError):
             f"The journal {path} was trimmed: offset {wanted} is asked for, and {first} is the "
             f"first that is left. Run a batch job again; a stream goes on without the lost rows "
             f"with .option('failOnDataLoss', 'false'). Export to a lake before trimming."
+        )
+
+
+class LakeError(PipelineError):
+    """A lake cannot be exported to or read; `path` says which."""
+
+    def __init__(self, message: str, *, path: str) -> None:
+        self.path = path
+        super().__init__(message)
+
+
+class LakeBusyError(LakeError):
+    """Another export to the same lake is running."""
+
+    def __init__(self, *, path: str) -> None:
+        super().__init__(
+            f"Another export to the lake {path} is running. Wait until it has ended; one that was "
+            f"killed holds nobody up.",
+            path=path,
+        )
+
+
+class WrongLakeError(LakeError):
+    """The lake holds the messages of another journal."""
+
+    def __init__(self, *, path: str, offset: int) -> None:
+        self.offset = offset
+        super().__init__(
+            f"The lake {path} was filled from another journal: its message at offset {offset} is "
+            f"not this journal's. Export to a folder of its own; one lake holds one journal.",
+            path=path,
+        )
+
+
+class LakeDamagedError(LakeError):
+    """The manifest of a lake and its files do not agree; `path` is the file, `reason` says how."""
+
+    def __init__(self, *, path: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"The lake is damaged at {path}: {reason}. Restore the file from a backup, or export "
+            f"the journal anew to an empty folder.",
+            path=path,
         )
 
 

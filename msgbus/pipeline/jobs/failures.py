@@ -1,0 +1,92 @@
+"""Failures, retries and dead letters by cause."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sql
+
+from msgbus.pipeline.jobs.causes import cause_column
+from msgbus.pipeline.jobs.tries import count_of, is_failed, is_outcome, tries
+
+
+def failures(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """Every try that did not end well, by type, handler, outcome and cause.
+
+    Returns:
+        `name`, `handler`, `outcome`, `cause`, `tries`, `messages` (different ones), `first`,
+        `last`, `example` (the text of the last error), `example_id` (the message it was of).
+    """
+    return (
+        tries(messages, deliveries)
+        .where(~is_outcome("ok"))
+        .groupBy("name", "handler", "outcome", _cause())
+        .agg(
+            sql.count(sql.lit(1)).alias("tries"),
+            sql.count_distinct("message_id").alias("messages"),
+            sql.min("time").alias("first"),
+            sql.max("time").alias("last"),
+            sql.max_by("error", "id").alias("example"),
+            sql.max_by("message_id", "id").alias("example_id"),
+        )
+    )
+
+
+def retries(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """What became of messages whose first failure had this cause, per type and handler.
+
+    One message with one handler counts once: as `recovered` if the last try went well, as
+    `given_up` if it is a dead letter or was dropped or refused, else as `unfinished`.
+
+    Returns:
+        `name`, `handler`, `cause`, `messages`, `retried` (tried more than once), `retries` (tries
+        after the first), `recovered`, `given_up`, `unfinished`, `most_attempts`.
+    """
+    failed_at = sql.when(is_failed(), sql.col("id"))
+    pairs = (
+        tries(messages, deliveries)
+        .groupBy("name", "handler", "message_id")
+        .agg(
+            sql.min_by("error", failed_at).alias("error"),
+            sql.min(failed_at).alias("failed"),
+            sql.max("attempt").alias("attempts"),
+            count_of(sql.col("attempt") > 1).alias("retries"),
+            sql.max_by("outcome", "id").alias("end"),
+        )
+        .where(sql.col("failed").isNotNull())
+    )
+    given_up = sql.col("end").isin("dead_lettered", "dropped", "refused")
+    return pairs.groupBy("name", "handler", _cause()).agg(
+        sql.count(sql.lit(1)).alias("messages"),
+        count_of(sql.col("attempts") > 1).alias("retried"),
+        sql.sum("retries").alias("retries"),
+        count_of(sql.col("end") == "ok").alias("recovered"),
+        count_of(given_up).alias("given_up"),
+        count_of(sql.col("end").isin("failed", "timed_out", "cancelled")).alias("unfinished"),
+        sql.max("attempts").alias("most_attempts"),
+    )
+
+
+def dead_letters(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """Messages that were given up as dead letters, by type, handler and cause.
+
+    Returns:
+        `name`, `handler`, `cause`, `letters`, `most_attempts`, `first`, `last`, `example`,
+        `example_id`.
+    """
+    return (
+        tries(messages, deliveries)
+        .where(is_outcome("dead_lettered"))
+        .groupBy("name", "handler", _cause())
+        .agg(
+            sql.count(sql.lit(1)).alias("letters"),
+            sql.max("attempt").alias("most_attempts"),
+            sql.min("time").alias("first"),
+            sql.max("time").alias("last"),
+            sql.max_by("error", "id").alias("example"),
+            sql.max_by("message_id", "id").alias("example_id"),
+        )
+    )
+
+
+def _cause() -> Column:
+    return cause_column(sql.col("error")).alias("cause")

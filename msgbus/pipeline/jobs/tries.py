@@ -1,0 +1,61 @@
+"""Deliveries as tries: with the type of their message, and what their outcome means.
+
+Every row of `deliveries` is one try of one handler with one message. All jobs read the outcomes
+alike, by the sets of this module.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sql
+
+FAILED: Final = ("failed", "timed_out", "dead_lettered")
+"""The handler was called and did not do it; `dead_lettered` is the try after which it was given
+up."""
+
+RAN: Final = ("ok", "cancelled", *FAILED)
+"""The handler was called."""
+
+ENDED: Final = ("ok", "dead_lettered", "dropped", "refused")
+"""Nothing more will be tried: it is done, or given up by somebody's decision."""
+
+_MINUTE: Final = 60_000_000
+
+
+def tries(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """Deliveries with `name` and `session_id` of their message; both null if it is not there."""
+    facts = messages.select("message_id", "name", "session_id")
+    return deliveries.join(facts, "message_id", "left")
+
+
+def minute_of(time: Column) -> Column:
+    """The beginning of the minute, whatever the time zone of the session."""
+    micros = sql.unix_micros(time)
+    return sql.timestamp_micros(micros - sql.pmod(micros, sql.lit(_MINUTE)))
+
+
+def seconds_between(start: Column, end: Column) -> Column:
+    """Seconds with fractions between two timestamps."""
+    return (sql.unix_micros(end) - sql.unix_micros(start)) / sql.lit(1e6)
+
+
+def is_failed() -> Column:
+    """Whether a try failed."""
+    return sql.col("outcome").isin(*FAILED)
+
+
+def is_outcome(outcome: str) -> Column:
+    """Whether a try ended so."""
+    return sql.col("outcome") == sql.lit(outcome)
+
+
+def count_of(condition: Column) -> Column:
+    """How many rows of a group fulfil a condition."""
+    return sql.count_if(condition)
+
+
+def share(part: str, whole: str) -> Column:
+    """One column divided by another; null if there is nothing to divide by."""
+    return sql.try_divide(sql.col(part).cast("double"), sql.col(whole).cast("double"))

@@ -1,0 +1,7 @@
+"""A report: one HTML file on everything that a bus did, to be opened anywhere."""
+
+from msgbus.pipeline.report.collect import MESSAGE_COLUMNS, collect
+from msgbus.pipeline.report.data import ReportData
+from msgbus.pipeline.report.page import render
+
+__all__ = ["MESSAGE_COLUMNS", "ReportData", "collect", "render"]
