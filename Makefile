@@ -31,12 +31,12 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check fix bench simulate docs mutate clean
+.PHONY: help demo test check fix bench bench-spark simulate docs mutate clean
 
 help: ## Print this list
 	@echo "Targets (each makes $(VENV) by itself if needed):"
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) \
-		| awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) \
+		| awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/.run ## Show the bus at work (ARGS: options of the demo)
 	@$(PY) -m msgbus.demo $(ARGS)
@@ -64,6 +64,9 @@ fix: $(VENV)/.dev ## Format the code and fix what ruff can fix
 
 bench: $(VENV)/.dev ## Run the benchmarks (ARGS: options of the benchmarks)
 	@$(PY) -m benchmarks $(ARGS)
+
+bench-spark: $(VENV)/.dev ## Measure the data pipeline, a quarter of an hour (ARGS: --rows 5000000)
+	@$(PY) -m benchmarks.spark $(ARGS)
 
 simulate: $(VENV)/.run ## Put durable subscriptions through 10,000 seeded storms (ARGS: --seeds, --from)
 	@$(PY) -m msgbus.testing.simulation --seeds 10000 --jobs 2 $(ARGS)

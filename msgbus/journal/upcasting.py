@@ -65,8 +65,8 @@ def upcasters_of(message_type: type[Message]) -> dict[int, Upcaster]:
     return dict(_upcasters.get(message_type, {}))
 
 
-def learn_upcasters(message_type: type[Message], functions: Mapping[int, Upcaster]) -> None:
-    """Take upcasters over from another process; those that are known here stay."""
-    known = _upcasters.setdefault(message_type, {})
-    for version, function in functions.items():
-        known.setdefault(version, function)
+def restore_upcasters(message_type: type[Message], known: Mapping[int, Upcaster]) -> None:
+    """Make them known to this process too: what `upcasters_of` gave in another one."""
+    own = _upcasters.setdefault(message_type, {})
+    for version, function in known.items():
+        own.setdefault(version, function)

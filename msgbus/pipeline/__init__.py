@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from msgbus.messages import Message
+from msgbus.pipeline.handlers import BatchHandler, MicroBatch, on_batch
 from msgbus.pipeline.projections import Projection, fold
 
 if TYPE_CHECKING:
@@ -17,7 +18,16 @@ if TYPE_CHECKING:
 
     from msgbus.pipeline.pipeline import Pipeline
 
-__all__ = ["Pipeline", "Projection", "fold", "open", "register"]
+__all__ = [
+    "BatchHandler",
+    "MicroBatch",
+    "Pipeline",
+    "Projection",
+    "fold",
+    "on_batch",
+    "open",
+    "register",
+]
 
 
 def open(  # noqa: A001 (pipeline.open, as gzip.open)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 from msgbus.messages import Message
 from msgbus.pipeline.columns import DELIVERIES, MESSAGES, Table, table_of
+from msgbus.pipeline.handlers import BatchHandler
+from msgbus.pipeline.projections import Key, Projection, plan
 from msgbus.pipeline.session import session
 from msgbus.pipeline.source import NAME, register
 from msgbus.pipeline.source.filters import Where, conditions, where_values
@@ -17,6 +19,8 @@ from msgbus.pipeline.source.ranges import bounds_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from msgbus.pipeline.runs import BatchRun
 
 Bound: TypeAlias = int | datetime
 """An offset, or a time; one without a zone counts as UTC."""
@@ -138,3 +142,67 @@ class Pipeline:
             conditions(table, where=where)  # says what is wrong here and now
             options["where"] = json.dumps(where_values(where))
         return options
+
+    # -- work on them ------------------------------------------------------------------------
+
+    def replay(
+        self,
+        projection: type[Projection[Any, Any]] | Projection[Any, Any],
+        *,
+        key: Key | None = None,
+        since: Bound | None = None,
+        until: Bound | None = None,
+        partitions: int | None = None,
+        skip_corrupt: bool = False,
+    ) -> DataFrame:
+        """The rows of a projection over history, equal to those of `msgbus.pipeline.fold`.
+
+        Keys are folded side by side; the events of each in the order of their offsets. `apply`
+        and the classes of the events must be importable by the workers, or be in `__main__`.
+
+        Args:
+            projection: Its class, or an object of it.
+            key: A field, or a function of an event, instead of the projection's own key.
+            since: Where to begin, with initial states: an offset or a time.
+            until: Where to end before.
+            partitions: Into how many parts to split the keys; Spark's own number if not given.
+            skip_corrupt: Leave out events that do not decode, instead of failing.
+
+        Raises:
+            ProjectionError: Its events, its row or its key cannot be told.
+        """
+        from msgbus.pipeline.replay import COLUMNS, replayed
+
+        fold = plan(projection, key=key, skip_corrupt=skip_corrupt)
+        where = {"name": fold.names}
+        messages = self.messages(since=since, until=until, columns=COLUMNS, where=where)
+        return replayed(messages, fold, partitions=partitions)
+
+    def run(
+        self,
+        *handlers: BatchHandler[Any],
+        checkpoint: str | None = None,
+        once: bool = False,
+        every: float | None = None,
+        max_rows: int | None = None,
+        start: str | int = "earliest",
+    ) -> BatchRun:
+        """Start handlers that were made with `@pipeline.on_batch`, and return at once.
+
+        Each is a durable subscriber: it goes on where its checkpoint says, and the journal keeps
+        what it has not seen. A batch that was interrupted comes again.
+
+        Args:
+            handlers: What to run.
+            checkpoint: A folder for all of them; beside the journal if not given.
+            once: End with what is there now, instead of waiting for more.
+            every: Seconds between the beginnings of batches; as soon as possible if not given.
+            max_rows: Messages of one batch, at most, those of other classes included.
+            start: Where a handler without a checkpoint begins: earliest, latest or an offset.
+        """
+        from msgbus.pipeline.runs import started
+
+        folder = checkpoint or f"{self.path}.checkpoints"
+        return started(
+            self, handlers, folder, once=once, every=every, max_rows=max_rows, start=start
+        )

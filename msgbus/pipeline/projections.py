@@ -36,7 +36,7 @@ from msgbus.errors import ProjectionError, StoredMessageError
 from msgbus.journal.codec import MessageCodec
 from msgbus.journal.port import Journal
 from msgbus.journal.records import Record
-from msgbus.journal.upcasting import Upcaster, learn_upcasters, upcasters_of
+from msgbus.journal.upcasting import Upcaster, restore_upcasters, upcasters_of
 from msgbus.messages import Message
 
 S = TypeVar("S")
@@ -106,7 +106,7 @@ class Fold:
     def codec(self) -> MessageCodec:
         """Knows the events, and their upcasters, in this process."""
         for message_type, functions in self.upcasters.items():
-            learn_upcasters(message_type, functions)
+            restore_upcasters(message_type, functions)
         return MessageCodec(self.types)
 
     def event(self, codec: MessageCodec, record: Record) -> Message | None:

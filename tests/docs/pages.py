@@ -13,6 +13,11 @@ _FENCE: Final = re.compile(r"^(?P<ticks>`{3,})(?P<language>\w*)[^\n]*$")
 _NOT_RUN: Final = re.compile(r"^<!-- not run: (?P<reason>\S.*) -->$")
 
 
+_SPARK: Final = re.compile(
+    r"(?m)^(from|import) (pyspark|msgbus\.pipeline)\b|^from msgbus import .*\bpipeline\b"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """One fenced block of a page."""
@@ -84,3 +89,19 @@ def programs(page: Path) -> list[tuple[Block, str | None]]:
         is_output = after is not None and after.follows and after.language == "text"
         found.append((block, after.text if after is not None and is_output else None))
     return found
+
+
+def needs_spark(code: str) -> bool:
+    """Whether code starts Spark: then it runs with the tests of the pipeline, on their session."""
+    return _SPARK.search(code) is not None
+
+
+def spark_pages() -> list[Path]:
+    """The pages with code that starts Spark."""
+    return [page for page in pages() if any(needs_spark(one.text) for one, _ in programs(page))]
+
+
+def spark_examples() -> list[Path]:
+    """The examples that start Spark."""
+    found = sorted((ROOT / "examples").glob("*.py"))
+    return [one for one in found if needs_spark(one.read_text(encoding="utf-8"))]

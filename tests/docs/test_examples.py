@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, spark_examples
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PLAIN = [example for example in EXAMPLES if example not in spark_examples()]
+"""Those with Spark in them are run by tests/spark/test_pages.py."""
+
 HEADING = "# Output:\n"
 MARK = "# > "
 
@@ -25,12 +28,19 @@ def announced(example: Path) -> str:
     return "".join(f"{line.removeprefix(MARK)}\n" for line in lines)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
-def test_an_example_prints_what_it_says(example: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
+def run_example(
+    example: Path, folder: Path, timeout: float = 50
+) -> subprocess.CompletedProcess[str]:
+    """Run it as a newcomer would."""
+    return subprocess.run(
         [sys.executable, "-W", "error", "-X", "utf8", str(example)],
-        capture_output=True, text=True, encoding="utf-8", timeout=50, check=False, cwd=tmp_path,
+        capture_output=True, text=True, encoding="utf-8", timeout=timeout, check=False, cwd=folder,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("example", PLAIN, ids=lambda example: example.stem)
+def test_an_example_prints_what_it_says(example: Path, tmp_path: Path) -> None:
+    done = run_example(example, tmp_path)
 
     assert (done.returncode, done.stdout) == (0, announced(example)), done.stderr
 

@@ -22,10 +22,11 @@ from types import ModuleType
 import pytest
 from starlette.testclient import TestClient
 
-from tests.docs.pages import ROOT, Block, page_id, pages, programs
+from tests.docs.pages import ROOT, Block, page_id, pages, programs, spark_pages
 
 README = ROOT / "README.md"
-PAGES = [page for page in pages() if programs(page)]
+# Those with Spark in them are run by tests/spark/test_pages.py, on the one session of the tests.
+PAGES = [page for page in pages() if programs(page) and page not in spark_pages()]
 TESTED = [page for page in PAGES if any("def test_" in block.text for block, _ in programs(page))]
 
 

@@ -1,0 +1,1 @@
+"""What the data pipeline costs: `make bench-spark`."""

@@ -1,0 +1,176 @@
+"""What the commands do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from msgbus.errors import PipelineOptionError
+from msgbus.pipeline.cli.doctor import doctor
+from msgbus.pipeline.cli.options import load
+from msgbus.pipeline.cli.sessions import opened
+from msgbus.pipeline.handlers import BatchHandler
+
+if TYPE_CHECKING:
+    from msgbus.pipeline.pipeline import Pipeline
+    from msgbus.pipeline.runs import BatchRun
+
+__all__ = ["doctor", "export", "replay", "report", "stream"]
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write a report."""
+    with opened(options) as pipe:
+        pipe.report(str(options.out), since=options.since, until=options.until)
+    say(options, {"report": str(options.out)}, f"The report is in {options.out}.")
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write what is new to a lake."""
+    with opened(options) as pipe:
+        done = pipe.export(options.lake)
+    data = asdict(done) if is_dataclass(done) else done._asdict()
+    say(options, data, str(done))
+    return 0
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Fold history into a read model."""
+    projection = load(options.target)
+    with opened(options) as pipe:
+        frame = pipe.replay(
+            projection,
+            key=options.key,
+            since=options.since,
+            until=options.until,
+            skip_corrupt=options.skip_corrupt,
+        )
+        if options.out is not None:
+            mode = "overwrite" if options.overwrite else "error"
+            frame.write.mode(mode).parquet(options.out)
+            count = pipe.spark.read.parquet(options.out).count()
+            say(options, {"rows": count, "out": options.out}, f"{count} rows are in {options.out}.")
+            return 0
+        # One more than is shown, to know whether there are more.
+        most = options.limit
+        rows = (frame.limit(most + 1) if most else frame).collect()
+        columns = frame.columns
+    shown = [row.asDict(recursive=True) for row in (rows[:most] if most else rows)]
+    is_cut = bool(most) and len(rows) > most
+    more = "\nThere are more rows: see --limit and --out." if is_cut else ""
+    text = table(columns, shown) + more if shown else "No rows."
+    say(options, {"rows": shown, "is_cut": is_cut}, text)
+    return 0
+
+
+def stream(options: argparse.Namespace) -> int:
+    """Hand new events on, batch by batch."""
+    if (options.target is None) == (options.to is None):
+        message = "Name a handler, as module:function, or a folder with --to; not both."
+        raise PipelineOptionError(message, option="target")
+    handler = None if options.target is None else load(options.target)
+    if handler is not None and not isinstance(handler, BatchHandler):
+        message = f"{options.target} is not decorated with @pipeline.on_batch(...)."
+        raise PipelineOptionError(message, option="target")
+    with opened(options) as pipe, _terminable():
+        run = _run(pipe, handler, options)
+        try:
+            _follow(run, options)
+        except KeyboardInterrupt:
+            sys.stderr.write(
+                "Stopped. Start it again with the same --checkpoint, and it goes on.\n"
+            )
+        finally:
+            run.stop()
+    return 0
+
+
+def _run(
+    pipe: Pipeline, handler: BatchHandler[Any] | None, options: argparse.Namespace
+) -> BatchRun:
+    settings: dict[str, Any] = {
+        "checkpoint": options.checkpoint,
+        "once": options.once,
+        "every": options.every,
+        "max_rows": options.max_rows,
+        "start": options.start,
+    }
+    if handler is not None:
+        return pipe.run(handler, **settings)
+    from msgbus.pipeline.runs import into_table
+
+    return into_table(pipe, options.to, **settings)
+
+
+def _follow(run: BatchRun, options: argparse.Namespace) -> None:
+    """Print a line for each batch until the stream ends."""
+    seen = -1
+    is_over = False
+    while not is_over:
+        is_over = run.await_end(1)
+        for query in run.queries:
+            for progress in query.recentProgress:
+                batch, rows = int(progress["batchId"]), int(progress["numInputRows"])
+                if batch <= seen or not rows:
+                    continue
+                seen = batch
+                data = {
+                    "batch": batch,
+                    "rows": rows,
+                    "offset": _end_offset(progress),
+                    "milliseconds": progress["batchDuration"],
+                }
+                say(
+                    options,
+                    data,
+                    f"batch {batch}: {rows} messages up to offset {data['offset']}, "
+                    f"{data['milliseconds']} ms",
+                )
+
+
+def _end_offset(progress: Mapping[str, Any]) -> int | None:
+    end = progress["sources"][0]["endOffset"]
+    found = json.loads(end) if isinstance(end, str) else end
+    return None if found is None else int(found["offset"])
+
+
+@contextmanager
+def _terminable() -> Generator[None, None, None]:
+    """Let a service manager's SIGTERM end a stream as Ctrl-C does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# -- output ----------------------------------------------------------------------------------
+
+
+def say(options: argparse.Namespace, data: Mapping[str, Any], text: str) -> None:
+    """Print one of both, at once."""
+    shown = json.dumps(data, default=str) if options.json else text
+    sys.stdout.write(f"{shown}\n")
+    sys.stdout.flush()
+
+
+def table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows as aligned text."""
+    cells = [[str(row[name]) if row[name] is not None else "" for name in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    lines = [columns, ["-" * width for width in widths], *cells]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )

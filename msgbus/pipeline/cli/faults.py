@@ -1,0 +1,101 @@
+"""What went wrong, for people: one text that says what to do, and an exit code."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from msgbus.errors import (
+    ConfigurationError,
+    JavaNotFoundError,
+    JournalError,
+    MissingExtraError,
+    MsgBusError,
+    PipelineOptionError,
+    ProjectionError,
+)
+
+FAILED: Final = 1
+USAGE: Final = 2
+JAVA: Final = 3
+EXTRA: Final = 4
+JOURNAL: Final = 5
+WORKER: Final = 6
+MASTER: Final = 7
+
+CODES: Final = """\
+exit codes:
+  0  done
+  1  the work failed; the text says why
+  2  wrong usage: an option, a projection, a handler
+  3  no Java that Spark can run on
+  4  a package is missing: pip install "msgbus[spark]"
+  5  the journal cannot be read: not found, no journal, or newer than this msgbus
+  6  a worker cannot import msgbus, or a module of yours
+  7  the master cannot be reached"""
+
+
+class Fault(NamedTuple):
+    """An error as people and scripts see it."""
+
+    code: int
+    text: str
+
+
+def explain(error: BaseException) -> Fault:
+    """What to print, and what to end with."""
+    if isinstance(error, MsgBusError):
+        return Fault(_code(error), str(error))
+    text = str(error)
+    missing = re.findall(r"ModuleNotFoundError: No module named '([^']+)'", text)
+    if missing:
+        return Fault(WORKER, _cannot_import(missing[-1]))
+    if "JAVA_GATEWAY_EXITED" in text:
+        return Fault(JAVA, f"Java did not start. {_last_error(text)} See what `doctor` says.")
+    if re.search(r"[Mm]asters are unresponsive|Could not parse Master URL|Failed to connect", text):
+        return Fault(
+            MASTER,
+            f"Spark's master cannot be reached. {_last_error(text)} Check --master, that it "
+            f"runs, and that it has the same version of Spark as pyspark here.",
+        )
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("pyspark"):
+        return Fault(EXTRA, str(MissingExtraError("pyspark", extra="spark")))
+    return Fault(FAILED, f"{type(error).__name__}: {_last_error(text)}")
+
+
+def _code(error: MsgBusError) -> int:
+    for kind, code in _KINDS.items():
+        if isinstance(error, kind):
+            return code
+    return FAILED
+
+
+_KINDS: Final[dict[type[MsgBusError], int]] = {
+    JavaNotFoundError: JAVA,
+    MissingExtraError: EXTRA,
+    JournalError: JOURNAL,
+    PipelineOptionError: USAGE,
+    ProjectionError: USAGE,
+    ConfigurationError: USAGE,
+}
+
+
+def _cannot_import(module: str) -> str:
+    if module.partition(".")[0] == "msgbus":
+        return (
+            "A worker cannot import msgbus. Install it where the workers run, with the same "
+            'version of Python: pip install "msgbus[spark]"; or point PYSPARK_PYTHON to a Python '
+            "that has it."
+        )
+    return (
+        f"A worker cannot import {module!r}. Modules of yours must be installed where the workers "
+        f"run, or be sent along: --conf spark.submit.pyFiles=shop.py, or run from the folder that "
+        f"they are in."
+    )
+
+
+def _last_error(text: str) -> str:
+    """The line that says what happened, out of a text that also says how Spark got there."""
+    found = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception)\b:? .+$", text, re.MULTILINE)
+    line = found[-1] if found else text.strip().partition("\n")[0]
+    return line.strip().rstrip(".") + "."

@@ -1,0 +1,50 @@
+"""A session for one command, and what it shows while it works."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from msgbus.pipeline.pipeline import Pipeline
+
+
+@contextmanager
+def opened(options: argparse.Namespace) -> Generator[Pipeline, None, None]:
+    """The pipeline of a command; what is wrong with the journal is said before Spark starts."""
+    # First: it says which extra is missing.
+    from msgbus.pipeline.session import session  # isort: split
+    from msgbus.pipeline.pipeline import Pipeline
+    from msgbus.pipeline.source.options import journal_path
+    from msgbus.pipeline.source.ranges import bounds_of
+
+    bounds_of(journal_path(options.journal))
+    lake = None if options.command == "export" else getattr(options, "lake", None)
+    with stopped(session(master=options.master, conf=dict(options.conf))) as spark:
+        pipe = Pipeline(options.journal, spark, lake=lake)
+        with shown(spark, options):
+            yield pipe
+
+
+@contextmanager
+def stopped(spark: SparkSession) -> Generator[SparkSession, None, None]:
+    """A session of our own, ended with the command."""
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def shown(spark: SparkSession, options: argparse.Namespace) -> Generator[None, None, None]:
+    """Progress on standard error, if it is wanted."""
+    wanted = options.progress == "always" or (options.progress == "auto" and sys.stderr.isatty())
+    if not wanted or options.command == "stream":
+        yield
+        return
+    yield

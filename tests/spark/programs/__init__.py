@@ -1,0 +1,1 @@
+"""Programs that tests of clusters start in processes of their own."""

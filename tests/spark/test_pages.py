@@ -1,0 +1,40 @@
+"""Pages and examples with Spark in them run and print what they say, on the one session."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+from tests.docs.pages import page_id, programs, spark_examples, spark_pages
+from tests.docs.test_examples import announced, run_example
+from tests.docs.test_snippets import page_module, run_block
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", spark_pages(), ids=page_id)
+def test_the_snippets_of_a_page_run_and_print_what_it_says(
+    page: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with page_module(page) as module, asyncio.Runner() as runner:
+        # Workers cannot import a page. In a program or a notebook this is the rule for __main__.
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            for block, expected in programs(page):
+                printed = run_block(block, page, module, runner)
+
+                assert expected is None or printed == expected, f"{page_id(page)}:{block.line}"
+        finally:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("example", spark_examples(), ids=lambda example: example.stem)
+def test_an_example_prints_what_it_says(example: Path, tmp_path: Path) -> None:
+    done = run_example(example, tmp_path, timeout=300)
+
+    assert (done.returncode, done.stdout) == (0, announced(example)), done.stderr
