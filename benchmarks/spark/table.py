@@ -37,14 +37,14 @@ class Figures:
     def seconds(self, rows: int, cores: int, name: str) -> float | None:
         """The median; `None` if it was not measured."""
         found = self.data.get(f"{rows}/{cores}", {}).get(name)
-        return None if found is None else statistics.median(found["seconds"])
+        return None if found is None else float(statistics.median(found["seconds"]))
 
     def rate(self, rows: int, cores: int, name: str) -> float | None:
         """Millions of rows in a second."""
         seconds = self.seconds(rows, cores, name)
         if not seconds:
             return None
-        return self.data[f"{rows}/{cores}"][name]["rows"] / seconds / 1e6
+        return float(self.data[f"{rows}/{cores}"][name]["rows"]) / seconds / 1e6
 
     def ratio(self, rows: int, fast: str, slow: str) -> float | None:
         """How many times as fast one is as the other, in rows or, for a part, in time."""

@@ -62,8 +62,9 @@ class BatchHandler(Generic[F]):
 
     def handle(self, frame: DataFrame, batch: MicroBatch) -> DataFrame | None:
         """Call the function with what it takes."""
-        found = self.function(frame, batch) if self._takes_batch else self.function(frame)
-        return found  # noqa: RET504 (a type for what the user's function gives)
+        given = (frame, batch) if self._takes_batch else (frame,)
+        found: DataFrame | None = self.function(*given)
+        return found
 
 
 def on_batch(
@@ -86,15 +87,19 @@ def on_batch(
     Raises:
         ConfigurationError: The class is none, or the function takes something else.
     """
-    if not (isinstance(message_type, type) and issubclass(message_type, Message)):
+    if not _is_message_class(message_type):
         message = f"Say which events: @pipeline.on_batch(OrderPlaced), not {message_type!r:.60}."
         raise ConfigurationError(message)
 
     def decorate(function: F) -> BatchHandler[F]:
-        own = name or getattr(function, "__name__", type(function).__name__)
+        own = name or str(getattr(function, "__name__", type(function).__name__))
         return BatchHandler(function, message_type, name=own, returns=returns)
 
     return decorate
+
+
+def _is_message_class(given: object) -> bool:
+    return isinstance(given, type) and issubclass(given, Message)
 
 
 def _takes_batch(function: Callable[..., Any], name: str) -> bool:

@@ -239,7 +239,7 @@ class Pipeline:
         once: bool = False,
         every: float | None = None,
         max_rows: int | None = None,
-        start: str | int = "earliest",
+        start: int | Literal["earliest", "latest"] = "earliest",
     ) -> BatchRun:
         """Start handlers that were made with `@pipeline.on_batch`, and return at once.
 

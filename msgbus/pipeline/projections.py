@@ -211,7 +211,9 @@ def _with_subclasses(events: Iterable[Any]) -> tuple[type[Message], ...]:
         if one not in found:
             found[one] = None
             waiting += one.__subclasses__()
-    return tuple(found)
+    # A class that was defined again in the same place, as in a notebook, replaces the first.
+    places = {(one.__module__, one.__qualname__, one.__wire__.name): one for one in found}
+    return tuple(places.values())
 
 
 def _check_field(key: str, types: Iterable[type[Message]], projection: str) -> None:

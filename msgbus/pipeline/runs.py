@@ -7,10 +7,10 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sql
@@ -27,9 +27,12 @@ from msgbus.pipeline.source.writer import query_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from msgbus.pipeline.pipeline import Pipeline
+
+Start: TypeAlias = int | Literal["earliest", "latest"]
 
 CURSOR: Final = "pipeline."
 """Begins the names of cursors that belong to batch handlers."""
@@ -71,7 +74,7 @@ class BatchRun:
             try:
                 if end is None:
                     query.awaitTermination()
-                elif not query.awaitTermination(max(0.001, end - time.monotonic())):
+                elif not wait(query, max(0.001, end - time.monotonic())):
                     return False
             except StreamingQueryException as error:
                 self.stop()
@@ -109,8 +112,8 @@ class Typed:
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """A frame of events, from one of messages."""
-        decoder = self._decoder
-        return frame.select(*SOURCE).mapInArrow(lambda found: decoder(found), self._schema)
+        map_in_arrow: Callable[..., DataFrame] = cast("Any", frame.select(*SOURCE)).mapInArrow
+        return map_in_arrow(self._decoder.run, self._schema)
 
 
 @final
@@ -200,7 +203,7 @@ def started(
     once: bool,
     every: float | None,
     max_rows: int | None,
-    start: str | int,
+    start: Start,
 ) -> BatchRun:
     """Handlers at work, each with a folder of its own in `folder`."""
     names = [handler.name for handler in handlers]
@@ -217,7 +220,7 @@ def started(
         if "://" not in checkpoint:
             checkpoint = os.path.abspath(checkpoint)  # noqa: PTH100 (the same)
         typed = Typed(handler.message_type, pipe.types)
-        frame = streamed(pipe, typed.names, max_rows=max_rows, start=start)
+        frame = pipe.stream(start=start, max_rows=max_rows, where={"name": typed.names})
         work = Work(handler, typed, path=pipe.path, checkpoint=checkpoint)
         work.begin(_before(pipe.path, start))
         writer = frame.writeStream.queryName(handler.name).foreachBatch(work)
@@ -226,7 +229,7 @@ def started(
     return BatchRun(works, queries)
 
 
-def _before(path: str, start: str | int) -> int:
+def _before(path: str, start: Start) -> int:
     """The last offset that a new stream leaves out."""
     found = bounds_of(path)
     if start == "latest":
@@ -243,24 +246,12 @@ def into_table(
     once: bool,
     every: float | None,
     max_rows: int | None,
-    start: str | int,
+    start: Start,
 ) -> BatchRun:
     """All messages as they come, into Parquet files of one folder; none is lost or doubled."""
-    frame = streamed(pipe, None, max_rows=max_rows, start=start)
+    frame = pipe.stream(start=start, max_rows=max_rows)
     writer = frame.writeStream.format("parquet").option("path", table)
     return BatchRun([], [_start(writer, checkpoint, once=once, every=every)])
-
-
-def streamed(
-    pipe: Pipeline, names: list[str] | None, *, max_rows: int | None, start: str | int
-) -> DataFrame:
-    """Messages of these names, or all, as a stream."""
-    options = {"url": pipe.path, "startingOffsets": str(start)}
-    if names is not None:
-        options["where"] = json.dumps({"name": names})
-    if max_rows is not None:
-        options["maxRowsPerBatch"] = str(max_rows)
-    return pipe.spark.readStream.format(NAME).options(**options).load()
 
 
 def _start(
@@ -272,6 +263,11 @@ def _start(
     elif every is not None:
         writer = writer.trigger(processingTime=f"{max(1, round(every * 1000))} milliseconds")
     return writer.start()
+
+
+def wait(query: StreamingQuery, seconds: float) -> bool:
+    """Whether a query ended in time; Spark takes fractions, whatever its types say."""
+    return bool(query.awaitTermination(cast("int", seconds)))
 
 
 # -- Spark's checkpoints ----------------------------------------------------------------------

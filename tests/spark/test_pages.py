@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from tests.docs.pages import page_id, programs, spark_examples, spark_pages
 from tests.docs.test_examples import announced, run_example
 from tests.docs.test_snippets import page_module, run_block
+
+by_value: Any = import_module("pyspark.cloudpickle")
 
 
 @pytest.mark.timeout(600)
@@ -22,14 +25,14 @@ def test_the_snippets_of_a_page_run_and_print_what_it_says(
     monkeypatch.chdir(tmp_path)
     with page_module(page) as module, asyncio.Runner() as runner:
         # Workers cannot import a page. In a program or a notebook this is the rule for __main__.
-        cloudpickle.register_pickle_by_value(module)
+        by_value.register_pickle_by_value(module)
         try:
             for block, expected in programs(page):
                 printed = run_block(block, page, module, runner)
 
                 assert expected is None or printed == expected, f"{page_id(page)}:{block.line}"
         finally:
-            cloudpickle.unregister_pickle_by_value(module)
+            by_value.unregister_pickle_by_value(module)
 
 
 @pytest.mark.timeout(600)

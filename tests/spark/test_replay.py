@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from zlib import crc32
 
 import pytest
@@ -179,7 +179,7 @@ def test_the_key_may_be_a_field_a_function_or_what_messages_are_kept_under(
     pipe: Pipeline, path: Path
 ) -> None:
     class Kept(Walks):
-        key = None
+        key: ClassVar[Any] = None
 
     for projection, key in (
         (Walks, "who"),

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from msgbus.errors import PipelineOptionError
@@ -36,8 +36,14 @@ def export(options: argparse.Namespace) -> int:
     """Write what is new to a lake."""
     with opened(options) as pipe:
         done = pipe.export(options.lake)
-    data = asdict(done) if is_dataclass(done) else done._asdict()
-    say(options, data, str(done))
+    text = (
+        f"{done.messages} messages and {done.deliveries} deliveries were added to {options.lake}, "
+        f"in {done.files} files. It holds everything up to offset {done.sealed}."
+    )
+    if done.missing:
+        gaps = ", ".join(f"{first} to {last}" for first, last in done.missing)
+        text += f"\nTrimmed from the journal before they could be exported: offsets {gaps}."
+    say(options, asdict(done), text)
     return 0
 
 
@@ -145,7 +151,7 @@ def _end_offset(progress: Mapping[str, Any]) -> int | None:
 def _terminable() -> Generator[None, None, None]:
     """Let a service manager's SIGTERM end a stream as Ctrl-C does."""
 
-    def interrupt(number: int, frame: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)

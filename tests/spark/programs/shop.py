@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from msgbus import Event
 from msgbus.journal import MessageCodec, Record
 from msgbus.pipeline import Projection
-from tests.spark.kit import append, chunks
+from tests.spark.kit import append
 
 START = 1_767_225_600.0
 
@@ -55,5 +55,4 @@ def orders(count: int) -> list[Record]:
 
 
 def write_orders(path: Path, count: int) -> None:
-    for chunk in chunks(orders(count), 2000):
-        append(path, chunk)
+    append(path, orders(count))

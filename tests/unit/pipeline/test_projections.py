@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from pydantic import BaseModel
@@ -47,7 +47,7 @@ class Order(BaseModel):
 
 
 class Orders(Projection[Order, Placed | Cancelled]):
-    key = "order"
+    key: ClassVar[Any] = "order"
 
     def initial(self, key: str) -> Order:
         return Order(order=key)
@@ -140,7 +140,7 @@ async def test_a_key_may_be_a_method_a_function_or_what_messages_are_kept_under(
 
 async def test_events_without_a_key_are_left_out() -> None:
     class Kept(Orders):
-        key = None
+        key: ClassVar[Any] = None
 
     async with await journal_with(history()) as journal:
         rows = await fold(journal, Kept)
