@@ -116,7 +116,7 @@ def test_a_batch_that_failed_comes_again_with_the_same_key_and_rows(
     failing, mended = Seen(fail_in=1), Seen()
     folder = str(tmp_path / "state")
 
-    with pytest.raises(PipelineError, match="'seen' has failed.*ArithmeticError: too much"):
+    with pytest.raises(PipelineError, match=r"'seen' has failed.*ArithmeticError: too much"):
         run_once(pipe, failing, max_rows=8, checkpoint=folder)
     order(path, 10, 12)
     reached = cursor_of(path, "seen")

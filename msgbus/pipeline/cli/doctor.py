@@ -8,11 +8,12 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, final
 
 from msgbus.pipeline.cli.faults import EXTRA, Fault, explain
-from msgbus.pipeline.cli.sessions import stopped
+from msgbus.pipeline.cli.sessions import started
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,22 +126,21 @@ def _journal(url: str) -> str:
 
 
 def _try(found: Examination, options: argparse.Namespace) -> None:
-    sessions: list[SparkSession] = []
+    with ExitStack() as stack:
+        sessions: list[SparkSession] = []
 
-    def start() -> str:
-        from msgbus.pipeline.session import session
+        def start() -> str:
+            spark = stack.enter_context(started(options))
+            sessions.append(spark)
+            return f"Spark {spark.version} on {spark.conf.get('spark.master', 'a server')}"
 
-        sessions.append(session(master=options.master, conf=dict(options.conf)))
-        spark = sessions[0]
-        return f"Spark {spark.version} on {spark.conf.get('spark.master', 'a server')}"
-
-    if not found.check("session", start):
-        return
-    with stopped(sessions[0]) as spark:
+        if not found.check("session", start):
+            return
+        (spark,) = sessions
         if not found.check("job", lambda: _job(spark)):
             return
-        found.check("workers", lambda: _workers(spark))
-        if options.journal is not None:
+        has_msgbus = found.check("workers", lambda: _workers(spark))
+        if has_msgbus and options.journal is not None:
             found.check("reading", lambda: _reading(spark, options.journal))
 
 

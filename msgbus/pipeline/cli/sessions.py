@@ -17,27 +17,33 @@ if TYPE_CHECKING:
 @contextmanager
 def opened(options: argparse.Namespace) -> Generator[Pipeline, None, None]:
     """The pipeline of a command; what is wrong with the journal is said before Spark starts."""
-    # First: it says which extra is missing.
-    from msgbus.pipeline.session import session  # isort: split
+    import msgbus.pipeline.session  # says which extra is missing
     from msgbus.pipeline.pipeline import Pipeline
     from msgbus.pipeline.source.options import journal_path
     from msgbus.pipeline.source.ranges import bounds_of
 
     bounds_of(journal_path(options.journal))
     lake = None if options.command == "export" else getattr(options, "lake", None)
-    with stopped(session(master=options.master, conf=dict(options.conf))) as spark:
+    with started(options) as spark:
         pipe = Pipeline(options.journal, spark, lake=lake)
         with shown(spark, options):
             yield pipe
 
 
 @contextmanager
-def stopped(spark: SparkSession) -> Generator[SparkSession, None, None]:
-    """A session of our own, ended with the command."""
+def started(options: argparse.Namespace) -> Generator[SparkSession, None, None]:
+    """A session for the command, ended with it, unless it was there before."""
+    from pyspark.sql import SparkSession
+
+    from msgbus.pipeline.session import session
+
+    before = SparkSession.getActiveSession()
+    spark = session(before, master=options.master, conf=dict(options.conf))
     try:
         yield spark
     finally:
-        spark.stop()
+        if before is None:
+            spark.stop()
 
 
 @contextmanager
