@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, final
 
+from msgbus.errors import PipelineOptionError
 from msgbus.messages import Message
 from msgbus.pipeline.columns import DELIVERIES, MESSAGES, Table, table_of
 from msgbus.pipeline.events import (
@@ -17,6 +20,8 @@ from msgbus.pipeline.events import (
     event_schema,
 )
 from msgbus.pipeline.handlers import BatchHandler
+from msgbus.pipeline.lake import Asked, ExportReport, export, read_all, trimmable
+from msgbus.pipeline.progress import showing_progress
 from msgbus.pipeline.projections import Key, Projection, plan
 from msgbus.pipeline.schemas import spark_schema
 from msgbus.pipeline.session import session
@@ -80,7 +85,7 @@ class Pipeline:
         `{"name": "shop.OrderPlaced", "session_id": ["job-1", "job-2"]}`: what is not wanted is
         not read. Conditions of Spark on the frame give the same rows, after reading them all.
         """
-        return self.journal(since=since, until=until, columns=columns, where=where)
+        return read_all(self, Asked(MESSAGES, since, until, columns, where))
 
     def events(
         self,
@@ -137,7 +142,7 @@ class Pipeline:
         where: Where | None = None,
     ) -> DataFrame:
         """One row for each try to handle a message."""
-        return self.journal(DELIVERIES, since=since, until=until, columns=columns, where=where)
+        return read_all(self, Asked(DELIVERIES, since, until, columns, where))
 
     def stream(
         self,
@@ -162,6 +167,66 @@ class Pipeline:
         if columns is not None:
             reader = reader.schema(source.select(columns))
         return reader.load()
+
+    # -- what is made of them ------------------------------------------------------------------
+
+    def export(self, lake: str | os.PathLike[str] | None = None) -> ExportReport:
+        """Add to a lake of Parquet files what it does not have yet, messages and deliveries.
+
+        From then on this pipeline reads sealed rows from there. May be broken off and repeated at
+        any time: every row is in the lake once.
+
+        Args:
+            lake: Its folder; the one this pipeline was opened with, if not given.
+
+        Raises:
+            LakeBusyError: Another export is running.
+            WrongLakeError: It holds the messages of another journal.
+            LakeDamagedError: Its manifest cannot be read.
+            PipelineOptionError: There is no lake.
+        """
+        folder = self._lake(lake)
+        with showing_progress(self.spark, "export"):
+            report = export(self, folder)
+        self.lake = folder
+        return report
+
+    def trimmable(self, lake: str | os.PathLike[str] | None = None) -> int:
+        """The offset before which the journal may be trimmed, as a lake has everything of it.
+
+        For `await journal.trim(before=pipe.trimmable())`.
+        """
+        return trimmable(self, self._lake(lake))
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        since: Bound | None = None,
+        until: Bound | None = None,
+        stuck_after: float = 300.0,
+    ) -> Path:
+        """Write a report as one HTML file, to be opened anywhere, and return its path.
+
+        Args:
+            path: The file; one that is there is replaced when the new one is complete.
+            since: Messages from this offset or time on.
+            until: Messages before this offset or time.
+            stuck_after: Seconds after which a message that nobody has answered counts as stuck.
+        """
+        from msgbus.pipeline.report import write_report
+
+        with showing_progress(self.spark, "report"):
+            return write_report(self, path, since=since, until=until, stuck_after=stuck_after)
+
+    def _lake(self, given: str | os.PathLike[str] | None) -> str:
+        lake = self.lake if given is None else os.fspath(given)
+        if lake is None:
+            message = 'Say which lake: pipe.export("lake/"), or pipeline.open(url, lake="lake/").'
+            raise PipelineOptionError(message, option="lake")
+        return lake
+
+    # -- the journal alone -----------------------------------------------------------------------
 
     def journal(
         self,

@@ -168,7 +168,7 @@ def random_journal(seed: int, size: int, seconds: float = 600.0) -> tuple[list[R
         for handler in HANDLERS[one["name"]]:
             if dice.random() < 0.95:
                 _try(dice, one, handler, deliveries)
-    deliveries.sort(key=lambda row: (row["time"], row["message_id"]))
+    deliveries.sort(key=lambda row: (row["time"], row["message_id"], -row["run"]))
     for number, row in enumerate(deliveries, 1):
         row["id"] = number
     return messages, deliveries
@@ -184,12 +184,18 @@ def _try(dice: random.Random, one: Row, handler: str, into: list[Row]) -> None:
         if roll < 0.35:
             outcome = dice.choice(("failed", "failed", "timed_out", "cancelled", "refused"))
             error = dice.choice(_ERRORS)
-        if outcome in {"failed", "timed_out"} and attempt == 3:
+        is_last = outcome in {"failed", "timed_out"} and attempt == 3
+        # What was decided is the last try's outcome, or a row of its own.
+        is_own_row = is_last and dice.random() < 0.5
+        if is_last and not is_own_row:
             outcome = "dead_lettered"
         text = None if error is None else error.format(dice.randrange(99))
         into.append(
             delivery(0, one, handler, outcome, attempt=attempt, wait=wait, run=run, error=text)
         )
+        if is_own_row:
+            into.append(delivery(0, one, handler, "dead_lettered", attempt=3, wait=wait + run))
+            return
         if outcome not in {"failed", "timed_out"}:
             return
         wait += run

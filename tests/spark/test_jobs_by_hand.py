@@ -108,8 +108,7 @@ def test_a_histogram_counts_what_ran_by_bucket(frames: Frames) -> None:
         (60.0, bucket_of(5.0)): (1, 5.0, 5.0),
         (60.0, bucket_of(2.0)): (1, 2.0, 2.0),
     }
-    # The refused one did not run.
-    assert sum(row["count"] for row in found) == 10
+    assert sum(row["count"] for row in found) == 11
 
 
 @pytest.mark.parametrize(
@@ -137,7 +136,7 @@ def test_percentiles_of_merged_histograms(
 
 def test_failures_by_cause(frames: Frames) -> None:
     found = collected(jobs.failures(*frames), "handler", "outcome")
-    assert [(row["handler"], row["outcome"], row["cause"], row["tries"]) for row in found] == [
+    assert [(row["handler"], row["outcome"], row["cause"], row["count"]) for row in found] == [
         ("charge", "dead_lettered", "CardError: <n> for order <n>", 1),
         ("charge", "failed", "CardError: <n> for order <n>", 1),
         ("charge", "timed_out", "TimeoutError", 1),
@@ -209,7 +208,7 @@ def test_dead_letters_by_cause(frames: Frames) -> None:
 
 def test_sessions(frames: Frames) -> None:
     first, second = collected(jobs.sessions(*frames), "session_id")
-    # `note` failed and was not tried again: the session did not end well.
+    # `note` failed and was not tried again.
     assert first == {
         "session_id": "s1",
         "outcome": "failed",
@@ -233,6 +232,31 @@ def test_a_session_whose_failures_were_made_good_has_recovered(spark: SparkSessi
     found = jobs.sessions(messages_frame(spark, [*rows, unheard]), deliveries_frame(spark, tries))
     outcomes = {row["session_id"]: row["outcome"] for row in collected(found)}
     assert outcomes == {"s1": "recovered", "s2": "failed", "s3": "ok"}
+
+
+def test_a_dead_letter_may_be_a_row_of_its_own(spark: SparkSession) -> None:
+    one = message(1, "OrderPlaced", 0.0, session_id="s1")
+    error = "CardError: 402"
+    rows = [
+        delivery(1, one, "charge", "failed", run=1.0, error=error),
+        delivery(2, one, "charge", "failed", attempt=2, wait=2.0, run=1.0, error=error),
+        delivery(3, one, "charge", "dead_lettered", attempt=2, wait=3.0, error=error),
+    ]
+    frames = messages_frame(spark, [one]), deliveries_frame(spark, rows)
+    (total,) = collected(jobs.throughput(*frames))
+    assert (total["tries"], total["failed"], total["retries"], total["dead_letters"]) == (
+        2,
+        2,
+        1,
+        1,
+    )
+    (end,) = collected(jobs.retries(*frames))
+    assert (end["retries"], end["given_up"], end["unfinished"]) == (1, 1, 0)
+    letter, failed = collected(jobs.failures(*frames), "outcome")
+    assert (letter["outcome"], letter["count"], letter["tries"]) == ("dead_lettered", 1, 0)
+    assert (failed["outcome"], failed["count"], failed["tries"]) == ("failed", 2, 2)
+    (slow,) = collected(jobs.slowest(*frames))
+    assert (slow["seconds"], slow["outcome"], slow["attempts"]) == (3.0, "failed", 2)
 
 
 def test_the_timeline_of_a_session(frames: Frames) -> None:

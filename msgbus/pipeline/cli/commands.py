@@ -27,8 +27,8 @@ __all__ = ["doctor", "export", "replay", "report", "stream"]
 def report(options: argparse.Namespace) -> int:
     """Write a report."""
     with opened(options) as pipe:
-        pipe.report(str(options.out), since=options.since, until=options.until)
-    say(options, {"report": str(options.out)}, f"The report is in {options.out}.")
+        path = pipe.report(options.out, since=options.since, until=options.until)
+    say(options, {"report": str(path)}, f"The report is in {path}.")
     return 0
 
 
@@ -50,7 +50,9 @@ def export(options: argparse.Namespace) -> int:
 def replay(options: argparse.Namespace) -> int:
     """Fold history into a read model."""
     projection = load(options.target)
-    with opened(options) as pipe:
+    from msgbus.pipeline.progress import showing_progress
+
+    with opened(options) as pipe, showing_progress(pipe.spark, "replay"):
         frame = pipe.replay(
             projection,
             key=options.key,

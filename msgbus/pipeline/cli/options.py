@@ -26,6 +26,7 @@ Look at what a bus has done, with Spark.
 
 The journal is a path or a URL: shop.db, sqlite:///shop.db. Spark runs on this machine unless
 --master names another place; its settings are given by --conf. The first start takes seconds.
+On a terminal a line shows how many tasks are done of all.
 
 {CODES}"""
 
@@ -108,12 +109,6 @@ def _command(commands: Any, name: str, run: Run, about: str, short: str) -> argp
     )
     output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print data instead of text")
-    output.add_argument(
-        "--progress",
-        choices=["auto", "always", "never"],
-        default="auto",
-        help="tasks done of all, on standard error; auto: if that is a terminal",
-    )
     return parser
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @contextmanager
 def opened(options: argparse.Namespace) -> Generator[Pipeline, None, None]:
     """The pipeline of a command; what is wrong with the journal is said before Spark starts."""
-    import msgbus.pipeline.session  # says which extra is missing
+    import_module("msgbus.pipeline.session")  # says which extra is missing
     from msgbus.pipeline.pipeline import Pipeline
     from msgbus.pipeline.source.options import journal_path
     from msgbus.pipeline.source.ranges import bounds_of
@@ -25,9 +25,7 @@ def opened(options: argparse.Namespace) -> Generator[Pipeline, None, None]:
     bounds_of(journal_path(options.journal))
     lake = None if options.command == "export" else getattr(options, "lake", None)
     with started(options) as spark:
-        pipe = Pipeline(options.journal, spark, lake=lake)
-        with shown(spark, options):
-            yield pipe
+        yield Pipeline(options.journal, spark, lake=lake)
 
 
 @contextmanager
@@ -44,13 +42,3 @@ def started(options: argparse.Namespace) -> Generator[SparkSession, None, None]:
     finally:
         if before is None:
             spark.stop()
-
-
-@contextmanager
-def shown(spark: SparkSession, options: argparse.Namespace) -> Generator[None, None, None]:
-    """Progress on standard error, if it is wanted."""
-    wanted = options.progress == "always" or (options.progress == "auto" and sys.stderr.isatty())
-    if not wanted or options.command == "stream":
-        yield
-        return
-    yield

@@ -6,22 +6,32 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
 
 from msgbus.pipeline.jobs.causes import cause_column
-from msgbus.pipeline.jobs.tries import count_of, is_failed, is_outcome, tries
+from msgbus.pipeline.jobs.tries import (
+    ANSWERED,
+    GIVEN_UP,
+    count_of,
+    is_failed,
+    is_outcome,
+    is_try,
+    tries,
+)
 
 
 def failures(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """Every try that did not end well, by type, handler, outcome and cause.
+    """Everything that was not `ok`, by type, handler, outcome and cause.
 
     Returns:
-        `name`, `handler`, `outcome`, `cause`, `tries`, `messages` (different ones), `first`,
-        `last`, `example` (the text of the last error), `example_id` (the message it was of).
+        `name`, `handler`, `outcome`, `cause`, `count` (deliveries that ended so), `tries` (those of
+        them that are tries), `messages` (different ones), `first`, `last`, `example` (the text of
+        the last error), `example_id` (the message it was of).
     """
     return (
         tries(messages, deliveries)
         .where(~is_outcome("ok"))
         .groupBy("name", "handler", "outcome", _cause())
         .agg(
-            sql.count(sql.lit(1)).alias("tries"),
+            sql.count(sql.lit(1)).alias("count"),
+            count_of(is_try()).alias("tries"),
             sql.count_distinct("message_id").alias("messages"),
             sql.min("time").alias("first"),
             sql.max("time").alias("last"),
@@ -34,8 +44,8 @@ def failures(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
 def retries(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
     """What became of messages whose first failure had this cause, per type and handler.
 
-    One message with one handler counts once: as `recovered` if the last try went well, as
-    `given_up` if it is a dead letter or was dropped or refused, else as `unfinished`.
+    One message with one handler counts once: as `recovered` if the handler answered at last, as
+    `given_up` if it is a dead letter or was dropped, else as `unfinished`.
 
     Returns:
         `name`, `handler`, `cause`, `messages`, `retried` (tried more than once), `retries` (tries
@@ -49,19 +59,19 @@ def retries(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
             sql.min_by("error", failed_at).alias("error"),
             sql.min(failed_at).alias("failed"),
             sql.max("attempt").alias("attempts"),
-            count_of(sql.col("attempt") > 1).alias("retries"),
+            count_of(is_try() & (sql.col("attempt") > 1)).alias("retries"),
             sql.max_by("outcome", "id").alias("end"),
         )
         .where(sql.col("failed").isNotNull())
     )
-    given_up = sql.col("end").isin("dead_lettered", "dropped", "refused")
+    end = sql.col("end")
     return pairs.groupBy("name", "handler", _cause()).agg(
         sql.count(sql.lit(1)).alias("messages"),
         count_of(sql.col("attempts") > 1).alias("retried"),
         sql.sum("retries").alias("retries"),
-        count_of(sql.col("end") == "ok").alias("recovered"),
-        count_of(given_up).alias("given_up"),
-        count_of(sql.col("end").isin("failed", "timed_out", "cancelled")).alias("unfinished"),
+        count_of(end.isin(*ANSWERED)).alias("recovered"),
+        count_of(end.isin(*GIVEN_UP)).alias("given_up"),
+        count_of(~end.isin(*ANSWERED, *GIVEN_UP)).alias("unfinished"),
         sql.max("attempts").alias("most_attempts"),
     )
 

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sql
 
 from msgbus.pipeline.jobs.buckets import bucket_column, middle_column
-from msgbus.pipeline.jobs.tries import RAN, minute_of, tries
+from msgbus.pipeline.jobs.tries import is_try, minute_of, tries
 
 Measure: TypeAlias = Literal["run", "wait", "total"]
 """Seconds in the handler; between publish and try; from publish to the end of the try."""
@@ -17,7 +17,7 @@ QUANTILES: Final = (0.5, 0.95, 0.99)
 
 
 def histogram(messages: DataFrame, deliveries: DataFrame, measure: Measure = "total") -> DataFrame:
-    """Durations of the tries in which the handler ran, as counts per bucket.
+    """Durations of tries, as counts per bucket.
 
     Store it as it is: rows of the same bucket may be added up at any time, with
     `merge_histogram`, and by any engine that can sum. The bounds of a bucket are in
@@ -29,7 +29,7 @@ def histogram(messages: DataFrame, deliveries: DataFrame, measure: Measure = "to
     seconds = _seconds(measure)
     return (
         tries(messages, deliveries)
-        .where(sql.col("outcome").isin(*RAN))
+        .where(is_try())
         .select(minute_of(sql.col("time")).alias("minute"), "name", "handler", seconds)
         .groupBy("minute", "name", "handler", bucket_column(sql.col("seconds")).alias("bucket"))
         .agg(

@@ -5,15 +5,23 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
-from msgbus.pipeline.jobs.tries import count_of, is_failed, is_outcome, seconds_between, tries
+from msgbus.pipeline.jobs.tries import (
+    ANSWERED,
+    count_of,
+    is_failed,
+    is_outcome,
+    is_try,
+    seconds_between,
+    tries,
+)
 
 
 def sessions(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
     """One row per session.
 
     A session begins with its first message and ends with the last message or try. Its outcome is
-    `failed` if the last try of one of its messages with one of its handlers was not `ok`,
-    `recovered` if all ended well but something had failed before, else `ok`.
+    `failed` if a handler has not answered one of its messages at last, `recovered` if all were
+    answered but something had failed before, else `ok`. A refusal is an answer.
 
     Returns:
         `session_id`, `outcome`, `started`, `ended`, `duration` (seconds), `messages`, `events`,
@@ -95,7 +103,7 @@ def _tried(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
         .groupBy("session_id", "message_id", "handler")
         .agg(
             sql.max("time").alias("last_try"),
-            sql.count(sql.lit(1)).alias("tries"),
+            count_of(is_try()).alias("tries"),
             count_of(is_failed()).alias("failed"),
             count_of(is_outcome("dead_lettered")).alias("dead_letters"),
             sql.max_by("outcome", "id").alias("end"),
@@ -106,5 +114,5 @@ def _tried(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
         sql.sum("tries").alias("tries"),
         sql.sum("failed").alias("failed"),
         sql.sum("dead_letters").alias("dead_letters"),
-        count_of(sql.col("end") != "ok").alias("unhappy"),
+        count_of(~sql.col("end").isin(*ANSWERED)).alias("unhappy"),
     )

@@ -7,7 +7,14 @@ from datetime import datetime
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
-from msgbus.pipeline.jobs.tries import ENDED, RAN, is_outcome, seconds_between, tries
+from msgbus.pipeline.jobs.tries import (
+    ANSWERED,
+    GIVEN_UP,
+    is_outcome,
+    is_try,
+    seconds_between,
+    tries,
+)
 
 
 def slowest(messages: DataFrame, deliveries: DataFrame, limit: int = 20) -> DataFrame:
@@ -20,7 +27,7 @@ def slowest(messages: DataFrame, deliveries: DataFrame, limit: int = 20) -> Data
     """
     return (
         tries(messages, deliveries)
-        .where(sql.col("outcome").isin(*RAN))
+        .where(is_try())
         .groupBy("message_id", "name", "handler", "session_id")
         .agg(
             sql.max_by("outcome", "id").alias("outcome"),
@@ -41,8 +48,7 @@ def stuck(
 
     The reason is one of three:
 
-    - `unfinished`: a handler tried it, but neither succeeded nor gave up (dead letter, drop,
-      refusal).
+    - `unfinished`: a handler tried it, but has neither answered nor given up.
     - `undelivered`: a handler never tried it, although it has handled an earlier message of the
       same type.
     - `unhandled`: nobody ever tried it, and no handler has ever handled its type; `handler` is
@@ -89,7 +95,7 @@ def _handlers(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
 def _unfinished(deliveries: DataFrame, old: DataFrame) -> DataFrame:
     states = deliveries.groupBy("message_id", "handler").agg(
         sql.max("attempt").alias("attempts"),
-        sql.max(sql.col("outcome").isin(*ENDED)).alias("ended"),
+        sql.max(sql.col("outcome").isin(*ANSWERED, *GIVEN_UP)).alias("ended"),
         sql.max_by("error", "id").alias("last_error"),
     )
     return (

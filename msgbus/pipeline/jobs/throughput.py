@@ -7,7 +7,15 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
-from msgbus.pipeline.jobs.tries import count_of, is_failed, is_outcome, minute_of, share, tries
+from msgbus.pipeline.jobs.tries import (
+    count_of,
+    is_failed,
+    is_outcome,
+    is_try,
+    minute_of,
+    share,
+    tries,
+)
 
 _COUNTS: Final = ("published", "tries", "succeeded", "failed", "retries", "dead_letters")
 
@@ -29,10 +37,10 @@ def throughput(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
         tries(messages, deliveries)
         .groupBy(minute_of(sql.col("time")).alias("minute"), "name")
         .agg(
-            sql.count(sql.lit(1)).alias("tries"),
+            count_of(is_try()).alias("tries"),
             count_of(is_outcome("ok")).alias("succeeded"),
             count_of(is_failed()).alias("failed"),
-            count_of(sql.col("attempt") > 1).alias("retries"),
+            count_of(is_try() & (sql.col("attempt") > 1)).alias("retries"),
             count_of(is_outcome("dead_lettered")).alias("dead_letters"),
         )
     )

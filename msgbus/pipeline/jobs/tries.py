@@ -1,7 +1,8 @@
 """Deliveries as tries: with the type of their message, and what their outcome means.
 
-Every row of `deliveries` is one try of one handler with one message. All jobs read the outcomes
-alike, by the sets of this module.
+A row of `deliveries` is one try of one handler with one message. `dead_lettered` and `dropped` say
+what was decided after the last try: if such a row has a run time, it is that try as well, else the
+try is a row of its own before it. All jobs read the outcomes alike, by this module.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
 
-FAILED: Final = ("failed", "timed_out", "dead_lettered")
-"""The handler was called and did not do it; `dead_lettered` is the try after which it was given
-up."""
+ANSWERED: Final = ("ok", "refused")
+"""The handler has answered; a refusal is an answer, and nothing broke."""
 
-RAN: Final = ("ok", "cancelled", *FAILED)
-"""The handler was called."""
+GIVEN_UP: Final = ("dead_lettered", "dropped")
+"""Nobody will try again."""
 
-ENDED: Final = ("ok", "dead_lettered", "dropped", "refused")
-"""Nothing more will be tried: it is done, or given up by somebody's decision."""
+FAILED: Final = ("failed", "timed_out")
+"""The handler was called and did not answer."""
 
 _MINUTE: Final = 60_000_000
 
@@ -41,9 +41,15 @@ def seconds_between(start: Column, end: Column) -> Column:
     return (sql.unix_micros(end) - sql.unix_micros(start)) / sql.lit(1e6)
 
 
+def is_try() -> Column:
+    """Whether a row is a try, not only what was decided after it."""
+    return ~sql.col("outcome").isin(*GIVEN_UP) | (sql.col("run") > 0)
+
+
 def is_failed() -> Column:
-    """Whether a try failed."""
-    return sql.col("outcome").isin(*FAILED)
+    """Whether a row is a try that failed."""
+    outcome = sql.col("outcome")
+    return outcome.isin(*FAILED) | (outcome.isin(*GIVEN_UP) & (sql.col("run") > 0))
 
 
 def is_outcome(outcome: str) -> Column:

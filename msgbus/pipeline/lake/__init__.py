@@ -2,6 +2,16 @@
 
 from msgbus.pipeline.lake.export import ExportReport, Frames, export, trimmable
 from msgbus.pipeline.lake.folder import Lake, Segment
-from msgbus.pipeline.lake.reading import read_lake
+from msgbus.pipeline.lake.reading import Asked, read_all, read_lake
 
-__all__ = ["ExportReport", "Frames", "Lake", "Segment", "export", "read_lake", "trimmable"]
+__all__ = [
+    "Asked",
+    "ExportReport",
+    "Frames",
+    "Lake",
+    "Segment",
+    "export",
+    "read_all",
+    "read_lake",
+    "trimmable",
+]

@@ -3,5 +3,6 @@
 from msgbus.pipeline.report.collect import MESSAGE_COLUMNS, collect
 from msgbus.pipeline.report.data import ReportData
 from msgbus.pipeline.report.page import render
+from msgbus.pipeline.report.writing import write_report
 
-__all__ = ["MESSAGE_COLUMNS", "ReportData", "collect", "render"]
+__all__ = ["MESSAGE_COLUMNS", "ReportData", "collect", "render", "write_report"]

@@ -208,16 +208,17 @@ def _failure(
     key: tuple[Any, ...], rows: list[dict[str, Any]], end: Mapping[str, Any] | None
 ) -> values.Failure:
     newest = max(rows, key=lambda row: row["last"])
-    if end is None:  # not tried and failed, but turned away or cancelled
-        refused = sum(row["messages"] for row in rows if row["outcome"] in {"refused", "dropped"})
+    if end is None:  # nothing of it failed: refused or cancelled
         told = sum(row["messages"] for row in rows)
-        end = {"messages": told, "recovered": 0, "given_up": refused, "unfinished": told - refused}
+        refused = sum(row["messages"] for row in rows if row["outcome"] == "refused")
+        end = {"messages": told, "recovered": 0, "given_up": 0, "unfinished": told - refused}
     cause, handler, name = key
     return values.Failure(
         cause=cause,
         handler=handler,
         name=name,
-        outcomes={row["outcome"]: row["tries"] for row in rows},
+        outcomes={row["outcome"]: row["count"] for row in rows},
+        tries=sum(row["tries"] for row in rows),
         messages=end["messages"],
         recovered=end["recovered"],
         given_up=end["given_up"],

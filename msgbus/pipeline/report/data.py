@@ -61,7 +61,8 @@ class Failure(NamedTuple):
     handler: str
     name: str | None
     outcomes: Mapping[str, int]
-    """Tries by outcome."""
+    """Deliveries by outcome."""
+    tries: int
     messages: int
     recovered: int
     given_up: int
@@ -70,11 +71,6 @@ class Failure(NamedTuple):
     last: datetime
     example: str | None
     example_id: str
-
-    @property
-    def tries(self) -> int:
-        """Tries that ended like this."""
-        return sum(self.outcomes.values())
 
 
 class SessionLine(NamedTuple):

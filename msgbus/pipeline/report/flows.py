@@ -26,7 +26,7 @@ def sessions(data: ReportData) -> Markup:
         "sessions",
         "Sessions",
         f"{plural(total, 'session')}: {ends}. The median took {duration(shown.median)}. Recovered: "
-        "something failed, and a later try made it good. Failed: something did not end well.",
+        "something failed, and a later try made it good. Failed: a message was not answered.",
         el("h3", f"The {plural(len(shown.longest), 'session')} that took longest"),
         legend([Series(name, colour, ()) for name, colour in _ENDS]),
         session_bars("The longest sessions, and how they ended", shown.longest),

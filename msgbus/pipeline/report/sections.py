@@ -148,7 +148,7 @@ def failures(data: ReportData) -> Markup:
         "failures",
         "Failures by cause",
         "Errors with numbers, ids and quoted text taken out. Recovered: a later try went well. "
-        "Given up: a dead letter, dropped or refused.",
+        "Given up: a dead letter, or dropped. Refused is an answer: nothing broke.",
         table(
             "Failures by cause",
             [
@@ -198,7 +198,7 @@ def stuck(data: ReportData) -> Markup:
     return section(
         "stuck",
         "Stuck messages",
-        f"Older than {age}. Unfinished: tried, but neither done nor given up. Undelivered: not "
+        f"Older than {age}. Unfinished: tried, but neither answered nor given up. Undelivered: not "
         "tried by a handler that has handled an earlier one of the type. Unhandled: nobody "
         "handles the type.",
         table(

@@ -57,7 +57,7 @@ def test_help_shows_by_examples_what_a_command_does_and_how_it_ends(
     shown = capsys.readouterr().out
     assert ended.value.code == 0
     assert f"python -m msgbus.pipeline {command}" in shown
-    for words in ("--master", "--conf", "--json", "--progress", "exit codes:"):
+    for words in ("--master", "--conf", "--json", "exit codes:"):
         assert words in shown
 
 
