@@ -66,8 +66,8 @@ class Projection(ABC, Generic[S, E_contra]):
     row: ClassVar[type[BaseModel] | None] = None
     """The model of a row, if it is not the state."""
 
-    # Any: a subclass may write a text or a method.
-    key: ClassVar[Any] = None
+    # Any, and not ClassVar: a subclass may write a text or a method.
+    key: Any = None
     """A field, or a method `key(self, event)`; if neither, the key that messages are kept under."""
 
     @abstractmethod

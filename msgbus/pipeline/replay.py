@@ -7,7 +7,7 @@ fold runs over them. The sort is asked for explicitly: a shuffle alone keeps no 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from pyspark.sql import functions as sql
 from pyspark.sql.types import StringType, StructField, StructType
@@ -22,7 +22,7 @@ from msgbus.pipeline.schemas import spark_schema, to_row
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Batches = Iterator[Batch]
+Batches: TypeAlias = Iterator[Batch]
 
 COLUMNS: Final = (
     "message_id",
@@ -55,13 +55,21 @@ def replayed(messages: DataFrame, fold: Fold, *, partitions: int | None = None) 
     else:
         schema = MESSAGES.select(COLUMNS)
         schema = StructType([*schema.fields, StructField(KEY, StringType())])
-        keyed = messages.mapInArrow(_keyed(fold, arrow_schema(schema)), schema)
+        keyed = mapped(messages, _keyed(fold, arrow_schema(schema)), schema)
     keyed = keyed.where(sql.col(KEY).isNotNull())
     together = keyed.repartition(KEY) if partitions is None else keyed.repartition(partitions, KEY)
     # By key as well: then a task has one state in memory, however many keys it gets.
     ordered = together.sortWithinPartitions(KEY, "offset")
     rows = spark_schema(fold.row)
-    return ordered.mapInArrow(_folded(fold, arrow_schema(rows)), rows)
+    return mapped(ordered, _folded(fold, arrow_schema(rows)), rows)
+
+
+def mapped(
+    frame: DataFrame, function: Callable[[Batches], Batches], schema: StructType
+) -> DataFrame:
+    """`mapInArrow`, of whose types strict checkers know too little."""
+    map_in_arrow: Callable[..., DataFrame] = cast("Any", frame).mapInArrow
+    return map_in_arrow(function, schema)
 
 
 def _keyed(fold: Fold, schema: Schema) -> Callable[[Batches], Batches]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -47,7 +47,7 @@ class Order(BaseModel):
 
 
 class Orders(Projection[Order, Placed | Cancelled]):
-    key: ClassVar[Any] = "order"
+    key: Any = "order"
 
     def initial(self, key: str) -> Order:
         return Order(order=key)
@@ -140,7 +140,7 @@ async def test_a_key_may_be_a_method_a_function_or_what_messages_are_kept_under(
 
 async def test_events_without_a_key_are_left_out() -> None:
     class Kept(Orders):
-        key: ClassVar[Any] = None
+        key: Any = None
 
     async with await journal_with(history()) as journal:
         rows = await fold(journal, Kept)
