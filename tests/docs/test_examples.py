@@ -12,7 +12,7 @@ from tests.docs.pages import ROOT, spark_examples
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PLAIN = [example for example in EXAMPLES if example not in spark_examples()]
-"""Those with Spark in them are run by tests/spark/test_pages.py."""
+"""Those with Spark in them are run by tests/spark/test_guides.py."""
 
 HEADING = "# Output:\n"
 MARK = "# > "

@@ -25,7 +25,7 @@ from starlette.testclient import TestClient
 from tests.docs.pages import ROOT, Block, page_id, pages, programs, spark_pages
 
 README = ROOT / "README.md"
-# Those with Spark in them are run by tests/spark/test_pages.py, on the one session of the tests.
+# Those with Spark in them are run by tests/spark/test_guides.py, on the one session of the tests.
 PAGES = [page for page in pages() if programs(page) and page not in spark_pages()]
 TESTED = [page for page in PAGES if any("def test_" in block.text for block, _ in programs(page))]
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgbus.errors import PipelineOptionError
 from msgbus.pipeline.cli.doctor import doctor
@@ -83,10 +83,7 @@ def stream(options: argparse.Namespace) -> int:
     if (options.target is None) == (options.to is None):
         message = "Name a handler, as module:function, or a folder with --to; not both."
         raise PipelineOptionError(message, option="target")
-    handler = None if options.target is None else load(options.target)
-    if handler is not None and not isinstance(handler, BatchHandler):
-        message = f"{options.target} is not decorated with @pipeline.on_batch(...)."
-        raise PipelineOptionError(message, option="target")
+    handler = None if options.target is None else _handler(options.target)
     with opened(options) as pipe, _terminable():
         run = _run(pipe, handler, options)
         try:
@@ -98,6 +95,14 @@ def stream(options: argparse.Namespace) -> int:
         finally:
             run.stop()
     return 0
+
+
+def _handler(target: str) -> BatchHandler[Any]:
+    found = load(target)
+    if not isinstance(found, BatchHandler):
+        message = f"{target} is not decorated with @pipeline.on_batch(...)."
+        raise PipelineOptionError(message, option="target")
+    return cast("BatchHandler[Any]", found)
 
 
 def _run(

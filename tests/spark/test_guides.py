@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,22 @@ from tests.docs.test_snippets import page_module, run_block
 by_value: Any = import_module("pyspark.cloudpickle")
 
 
+@pytest.fixture
+def folder(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working folder of Python, and of the JVM, which began elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    jvm: Any = spark.sparkContext._jvm
+    hadoop = jvm.org.apache.hadoop.fs
+    files = hadoop.FileSystem.get(spark._jsparkSession.sessionState().newHadoopConf())
+    before = files.getWorkingDirectory()
+    files.setWorkingDirectory(hadoop.Path(str(tmp_path)))
+    yield tmp_path
+    files.setWorkingDirectory(before)
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", spark_pages(), ids=page_id)
-def test_the_snippets_of_a_page_run_and_print_what_it_says(
-    page: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_snippets_of_a_page_run_and_print_what_it_says(page: Path, folder: Path) -> None:
     with page_module(page) as module, asyncio.Runner() as runner:
         # Workers cannot import a page. In a program or a notebook this is the rule for __main__.
         by_value.register_pickle_by_value(module)
