@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
@@ -157,13 +158,20 @@ class Work:
         """Have retention keep what is not done yet, as for every durable subscription."""
         if offset is None or offset == self._moved:
             return
-        asyncio.run(_move_cursor(self._path, self._cursor, offset))
+        move_cursor(self._path, self._cursor, offset)
         self._moved = offset
 
 
-async def _move_cursor(path: str, cursor: str, offset: int) -> None:
-    async with SqliteJournal(path, reserve=0) as journal:
-        await journal.commit([CreateCursor(cursor, offset), MoveCursor(cursor, offset)])
+def move_cursor(path: str, cursor: str, offset: int) -> None:
+    """Say that everything up to `offset` is done; makes the cursor if it is not there."""
+
+    async def move() -> None:
+        async with SqliteJournal(path, reserve=0) as journal:
+            await journal.commit([CreateCursor(cursor, offset), MoveCursor(cursor, offset)])
+
+    # On a thread of its own: in a notebook this one has an event loop already.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: asyncio.run(move())).result()
 
 
 def write_back(

@@ -21,7 +21,7 @@ from msgbus.pipeline.java import find_java
 
 SPARK_HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 120.0
+PATIENCE = 240.0
 """Seconds after which something is broken, and not only slow."""
 
 END = object()
