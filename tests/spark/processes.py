@@ -21,7 +21,7 @@ from msgbus.pipeline.java import find_java
 
 SPARK_HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 240.0
+PATIENCE = 600.0
 """Seconds after which something is broken, and not only slow."""
 
 END = object()
@@ -34,6 +34,8 @@ class Running:
         java = find_java()
         settings = {
             "JAVA_HOME": str(java.home),
+            # These live for seconds: compiling well would cost more than it gains.
+            "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_NO_DAEMONIZE": "1",

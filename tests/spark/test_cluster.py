@@ -21,7 +21,7 @@ from tests.spark.programs.shop import Balances, write_orders
 PROGRAMS = Path(__file__).parent / "programs"
 COUNT = 4000
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
