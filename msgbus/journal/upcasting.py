@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -58,3 +58,15 @@ def upcast(message_type: type[Message], data: dict[str, Any], version: int) -> d
     for step in range(version, message_type.__wire__.version):
         data = known[step](data)
     return data
+
+
+def upcasters_of(message_type: type[Message]) -> dict[int, Upcaster]:
+    """All upcasters of a class, by the version that they start from."""
+    return dict(_upcasters.get(message_type, {}))
+
+
+def restore_upcasters(message_type: type[Message], known: Mapping[int, Upcaster]) -> None:
+    """Make them known to this process too: what `upcasters_of` gave in another one."""
+    own = _upcasters.setdefault(message_type, {})
+    for version, function in known.items():
+        own.setdefault(version, function)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, final
 
 from msgbus.errors import PipelineOptionError
 from msgbus.messages import Message
 from msgbus.pipeline.columns import DELIVERIES, MESSAGES, Table, table_of
+from msgbus.pipeline.events import (
+    SOURCE,
+    Decoder,
+    classes_of,
+    envelope_names,
+    event_schema,
+)
 from msgbus.pipeline.lake import Asked, ExportReport, export, read_all, trimmable
 from msgbus.pipeline.progress import showing_progress
+from msgbus.pipeline.schemas import spark_schema
 from msgbus.pipeline.session import session
 from msgbus.pipeline.source import NAME, register
 from msgbus.pipeline.source.filters import Where, conditions, where_values
@@ -74,6 +82,52 @@ class Pipeline:
         not read. Conditions of Spark on the frame give the same rows, after reading them all.
         """
         return read_all(self, Asked(MESSAGES, since, until, columns, where))
+
+    def events(
+        self,
+        message_type: type[Message],
+        *,
+        since: Bound | None = None,
+        until: Bound | None = None,
+    ) -> DataFrame:
+        """One row for each message of a class, with its fields as typed columns.
+
+        Messages of known subclasses are there too, with the fields of `message_type`; the
+        column `name` tells them apart. Old versions are brought up by their upcasters. What
+        cannot be decoded has its text in `_corrupt`, the reason in `_error`, and no fields.
+        """
+        classes = classes_of(message_type, self.types)
+        frame = self.messages(
+            since=since, until=until, columns=SOURCE, where={"name": sorted(classes)}
+        )
+        return self.decoded(frame, message_type)
+
+    def decoded(self, frame: DataFrame, message_type: type[Message]) -> DataFrame:
+        """The rows of `messages` or `stream` as events of one class; see `events`."""
+        classes = classes_of(message_type, self.types)
+        rows = frame.where(frame["name"].isin(sorted(classes))).select(*SOURCE)
+        run = Decoder.of(message_type, classes).run
+        map_in_arrow: Callable[..., DataFrame] = cast("Any", rows).mapInArrow
+        return map_in_arrow(run, event_schema(message_type))
+
+    def corrupt(self, *message_types: type[Message]) -> DataFrame:
+        """How many messages there are, and how many cannot be decoded, by name and version."""
+        from pyspark.sql import functions as f
+
+        counted: DataFrame | None = None
+        for one in message_types:
+            rows = self.events(one)
+            names = envelope_names([field.name for field in spark_schema(one).fields])
+            counts = rows.groupBy(
+                f.col(names["name"]).alias("name"), f.col(names["version"]).alias("version")
+            ).agg(f.count(f.lit(1)).alias("messages"), f.count("_corrupt").alias("corrupt"))
+            counted = counts if counted is None else counted.unionAll(counts)
+        if counted is not None:
+            return counted
+        frame = self.messages(columns=["name", "version", "_corrupt"])
+        return frame.groupBy("name", "version").agg(
+            f.count(f.lit(1)).alias("messages"), f.count("_corrupt").alias("corrupt")
+        )
 
     def deliveries(
         self,

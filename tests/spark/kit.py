@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,6 +113,9 @@ def numbers(low: int, high: int) -> list[int]:
     return list(range(low, high + 1))
 
 
-def chunks(records: Sequence[Record], size: int) -> Iterable[Sequence[Record]]:
-    """Records in pieces of a size."""
-    return (records[start : start + size] for start in range(0, len(records), size))
+def forget_last_batch(checkpoint: Path) -> int:
+    """Leave a checkpoint as if the driver had died after the work, before it was noted."""
+    last = max(int(file.name) for file in checkpoint.glob("commits/[0-9]*"))
+    for file in (checkpoint / "commits" / str(last), checkpoint / "commits" / f".{last}.crc"):
+        file.unlink()
+    return last

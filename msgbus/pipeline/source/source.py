@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
-from msgbus.pipeline.source.options import read_options
+from msgbus.errors import PipelineOptionError
+from msgbus.pipeline.source.options import read_options, write_options
 from msgbus.pipeline.source.reader import JournalReader
 from msgbus.pipeline.source.stream import JournalStreamReader
+from msgbus.pipeline.source.writer import JournalStreamWriter, JournalWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +44,22 @@ class JournalSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         """A reader of a stream."""
         return JournalStreamReader(read_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer of a batch."""
+        _refuse(overwrite)
+        return JournalWriter(write_options(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """A writer of a stream."""
+        _refuse(overwrite)
+        return JournalStreamWriter(write_options(self.options), schema)
+
+
+def _refuse(overwrite: bool) -> None:
+    if overwrite:
+        message = "A journal is only ever added to: write with .mode('append')."
+        raise PipelineOptionError(message, option="mode")
 
 
 def register(spark: SparkSession) -> None:
