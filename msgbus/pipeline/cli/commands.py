@@ -9,7 +9,7 @@ import sys
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from msgbus.errors import PipelineOptionError
 from msgbus.pipeline.cli.doctor import doctor
@@ -98,11 +98,15 @@ def stream(options: argparse.Namespace) -> int:
 
 
 def _handler(target: str) -> BatchHandler[Any]:
-    found = load(target)
-    if not isinstance(found, BatchHandler):
+    found: BatchHandler[Any] = load(target)
+    if not _is_handler(found):
         message = f"{target} is not decorated with @pipeline.on_batch(...)."
         raise PipelineOptionError(message, option="target")
-    return cast("BatchHandler[Any]", found)
+    return found
+
+
+def _is_handler(found: object) -> bool:
+    return isinstance(found, BatchHandler)
 
 
 def _run(
