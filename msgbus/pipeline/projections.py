@@ -167,6 +167,7 @@ def plan(
 
     Raises:
         ProjectionError: Its events, its row or its key cannot be told.
+        ConfigurationError: Two of its events have one wire name.
     """
     made = projection() if isinstance(projection, type) else projection
     state, events = _arguments(type(made))
@@ -187,6 +188,7 @@ def plan(
     chosen = cast("Key | None", key if key is not None else made.key)
     if isinstance(chosen, str):
         _check_field(chosen, types, type(made).__name__)
+    MessageCodec(types)  # says here, and not on a worker, if two of them have one name
     upcasters = {one: found for one in types if (found := upcasters_of(one))}
     return Fold(made, row, types, chosen, upcasters, skip_corrupt)
 

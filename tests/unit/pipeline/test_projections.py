@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from msgbus import Event, ProjectionError, StoredMessageError
+from msgbus import ConfigurationError, Event, ProjectionError, StoredMessageError
 from msgbus.journal import MemoryJournal, MessageCodec, Record, upcasts
 from msgbus.pipeline import Projection, fold
 from msgbus.pipeline.projections import fold_records, fold_sorted, plan
@@ -263,6 +263,18 @@ def test_a_projection_without_a_row_is_refused() -> None:
 def test_a_key_that_not_all_events_have_is_refused() -> None:
     with pytest.raises(ProjectionError, match="'amount', which Cancelled does not have"):
         plan(Orders, key="amount")
+
+
+def test_two_events_of_one_name_are_refused_before_anything_runs() -> None:
+    class Twin(Event, name="fold.Other"):
+        pass
+
+    class Both(Orders):
+        events = (Other, Twin)
+        key: Any = str
+
+    with pytest.raises(ConfigurationError, match=r"Two message classes are called 'fold\.Other'"):
+        plan(Both)
 
 
 def test_events_may_be_named_beside_the_brackets() -> None:
