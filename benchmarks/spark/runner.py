@@ -21,6 +21,9 @@ Ratios come from rounds by turns in one session with a heap of 1 GB; rates depen
 Ends with 1 if a bar is missed. Writing the journal is a good part of the time: some ten minutes
 for 1,000,000 rows on two quiet cores. Files go to the working folder, and are removed."""
 
+BEGIN: Final = "<!-- bench-spark: begin -->"
+END: Final = "<!-- bench-spark: end -->"
+
 ALL: Final = ("read", "lake_and_tail", "read_others", "jobs", "replay", "loop")
 SMALL: Final = ("read", "replay")
 
@@ -42,6 +45,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of what is compared")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    parser.add_argument(
+        "--refresh",
+        type=Path,
+        metavar="PAGE",
+        help="put the Markdown tables between the marks of this page",
+    )
     return parser.parse_args(arguments)
 
 
@@ -56,12 +65,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(figures.data, indent=2) + "\n")
     found = tables(figures, options.rows, sorted(sizes))
+    if options.refresh is not None:
+        refresh(options.refresh, f"{markdown(found)}\n\n{conditions(options.rounds)}")
     print(markdown(found) if options.markdown else "\n\n".join(map(str, found)))
     print(f"\n{conditions(options.rounds)}")
     missed = figures.missed(options.rows)
     if missed:
         print("\nMISSED: " + "; ".join(missed), file=sys.stderr)
     return 1 if missed else 0
+
+
+def refresh(page: Path, text: str) -> None:
+    """Replace what stands between the marks of a page."""
+    before, begin, rest = page.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        message = f"{page} has no {BEGIN} and {END} around its tables."
+        raise SystemExit(message)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
 
 
 def measure(folder: Path, rows: int, sizes: Sequence[int], rounds: int) -> Figures:

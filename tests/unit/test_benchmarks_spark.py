@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.spark.data import Customers, groups, write_journal
-from benchmarks.spark.runner import parse
+from benchmarks.spark.runner import BEGIN, END, parse, refresh
 from benchmarks.spark.table import Figures, markdown, tables
 from msgbus.journal import SqliteJournal
 from msgbus.journal.operations import Append
@@ -90,6 +90,18 @@ def test_tables_show_what_there_is() -> None:
     assert "throughput" in shown
     assert "900" in shown
     assert "| journal, ADBC | 0.000 | 0.50x | 20.0 |" in markdown(tables(found, 1000, []))
+
+
+def test_tables_are_put_between_the_marks_of_a_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+
+    refresh(page, "new")
+
+    assert page.read_text() == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    page.write_text("no marks")
+    with pytest.raises(SystemExit, match="bench-spark: begin"):
+        refresh(page, "new")
 
 
 def test_sizes_to_show_growth_with_may_be_given() -> None:
