@@ -15,7 +15,7 @@ class OrderPlaced(Event, name="shop.OrderPlaced", key="customer"):
 
 
 async def send_receipt(event: OrderPlaced) -> None:
-    if event.customer == "bo":
+    if event.customer == "bo":  # tried five times, and then given up
         raise ConnectionError("the mail server hung up")
 
 
@@ -48,6 +48,6 @@ if __name__ == "__main__":
 # Output:
 # > ann 750
 # > bo 900
-# > failed 1
+# > failed 5
 # > ok 2
 # > <!DOCTYPE html>
