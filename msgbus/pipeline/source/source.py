@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.errors import PySparkException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -65,9 +64,4 @@ def _refuse(overwrite: bool) -> None:
 
 def register(spark: SparkSession) -> None:
     """Make `format("msgbus")` known to a session; nothing else of it is changed."""
-    try:
-        spark.dataSource.register(JournalSource)
-    except PySparkException as error:
-        # Another session of the same JVM has done so; the first one does not mind a second time.
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise
+    spark.dataSource.register(JournalSource)
