@@ -42,7 +42,7 @@ class Cancelled(Event, name="shop.Cancelled"):
 
 @upcasts(OrderPlaced, from_version=1)
 def _named(data: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "order_id": data.pop("id")}
+    return {"order_id": data["id"]}
 
 
 @upcasts(OrderPlaced, from_version=2)
