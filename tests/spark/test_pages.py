@@ -26,6 +26,7 @@ def runner() -> Generator[asyncio.Runner]:
         yield made
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES)
 def test_the_snippets_of_a_page_run(
     page: str,

@@ -41,7 +41,7 @@ def collect(
     """Run the jobs of a report and bring their results here."""
     made = now or datetime.now(UTC)
     messages = messages.select(*MESSAGE_COLUMNS).persist()
-    deliveries = deliveries.persist()
+    deliveries = jobs.tries(messages, deliveries).persist()
     try:
         first, last = _span(messages, deliveries)
         if first is None or last is None:
