@@ -47,8 +47,14 @@ def session(
     Raises:
         JavaNotFoundError: A new one is needed, and there is no Java for it.
     """
-    active = spark or SparkSession.getActiveSession()
-    return active or _new_session(master, dict(conf or {}))
+    return spark or _existing() or _new_session(master, dict(conf or {}))
+
+
+def _existing() -> SparkSession | None:
+    """A session that is there already: `getOrCreate` would put our settings into it."""
+    # Active is what this thread has used; in others only the class remembers.
+    active = SparkSession.getActiveSession()
+    return active or getattr(SparkSession, "_instantiatedSession", None)
 
 
 def _new_session(master: str | None, conf: dict[str, str]) -> SparkSession:

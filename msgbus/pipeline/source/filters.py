@@ -53,7 +53,10 @@ def conditions(
 
 def _one_of(table: Table, name: str, values: list[Any]) -> str:
     column = table.columns.get(name)
-    if column is None or not isinstance(column.type, (IntegerType, LongType, StringType)):
+    is_usable = column is not None and bool(column.sql)
+    if column is None or not (
+        is_usable and isinstance(column.type, (IntegerType, LongType, StringType))
+    ):
         usable = [
             name
             for name, one in table.columns.items()
