@@ -267,7 +267,7 @@ def _stuck(
             sql.min_by("message_id", "offset").alias("oldest_id"),
             sql.max("age").alias("age"),
         )
-        .orderBy(sql.desc("count"), "name", "handler")
+        .orderBy(sql.col("reason") == "unhandled", sql.desc("count"), "name", "handler")
         .limit(_STUCK)
     )
     names = ("name", "handler", "reason", "count", "oldest_id", "age")
