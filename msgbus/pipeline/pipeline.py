@@ -236,9 +236,16 @@ class Pipeline:
         until: Bound | None = None,
         columns: Sequence[str] | None = None,
         where: Where | None = None,
+        sealed: int | None = None,
     ) -> DataFrame:
-        """A table as the journal's file has it, without the lake."""
+        """A table as the journal's file has it, without the lake.
+
+        With `sealed`, the last offset that a lake holds, a query fails with `TrimmedError` if the
+        journal was trimmed beyond it in the meantime.
+        """
         options = self._options(table, since, until, where)
+        if sealed is not None:
+            options["sealed"] = str(sealed)
         reader = self.spark.read.format(NAME).options(**options)
         if columns is not None:
             reader = reader.schema(table.select(columns))

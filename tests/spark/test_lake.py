@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from msgbus import PipelineOptionError, WrongLakeError, pipeline
@@ -113,9 +114,10 @@ def test_everybody_reads_the_same_rows(pipe: Pipeline, tmp_path: Path) -> None:
 
 def _as_dict(headers: Any) -> dict[str, str]:
     """A map as Polars gives it: older ones as a list of entries."""
-    if isinstance(headers, dict):
-        return headers
-    return {entry["key"]: entry["value"] for entry in headers}
+    entries: list[Any] = list(headers)
+    if entries and isinstance(entries[0], dict):
+        return {entry["key"]: entry["value"] for entry in entries}
+    return dict(headers)
 
 
 def test_an_export_adds_what_is_new_and_nothing_else(pipe: Pipeline, tmp_path: Path) -> None:
@@ -248,6 +250,21 @@ def test_what_was_trimmed_before_it_was_sealed_is_said_to_be_missing(
     assert report.messages == 5
 
 
+def test_a_frame_that_is_older_than_a_trim_fails_and_lacks_nothing(
+    pipe: Pipeline, tmp_path: Path
+) -> None:
+    path = Path(pipe.path)
+    pipe.export(tmp_path / "lake")
+    append(path, mixed_records(10))
+    messages, deliveries = pipe.messages(), pipe.deliveries()
+    pipe.export()
+    with_journal(path, lambda journal: journal.trim(before=pipe.trimmable()))
+    for frame in (messages, deliveries):
+        with pytest.raises(PySparkException, match="was trimmed"):
+            frame.collect()
+    assert offsets_of(pipe.messages()) == numbers(1, 50)
+
+
 def test_one_lake_holds_one_journal(pipe: Pipeline, tmp_path: Path) -> None:
     pipe.export(tmp_path / "lake")
     path = tmp_path / "other.db"
@@ -287,6 +304,7 @@ def test_frames_of_any_origin_are_exported(spark: SparkSession, tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_an_export_that_is_killed_again_and_again_completes(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -304,7 +322,7 @@ def test_an_export_that_is_killed_again_and_again_completes(
         sealed = lake.sealed("messages")
         assert 0 < sealed < 60
         files = sorted(lake.path.glob("messages/*/*.parquet"))
-        visible = Counter(polars.read_parquet(files)["offset"].to_list())
+        visible: Counter[int] = Counter(polars.read_parquet(files)["offset"].to_list())
         assert set(visible.values()) == {1}
         assert set(range(1, sealed + 1)) <= set(visible)
     pipe = pipeline.open(f"sqlite:///{path}", spark)

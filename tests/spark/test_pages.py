@@ -32,16 +32,18 @@ def sent_whole(module: ModuleType) -> Generator[None]:
         cloudpickle.unregister_pickle_by_value(module)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_the_snippets_of_a_page_about_spark_run(
-    page: Path, spark: SparkSession, tmp_path: Path
+    page: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # for what is read and written here
     found = blocks(page)
     with page_module(page) as module, sent_whole(module), asyncio.Runner() as runner:
         for block, after in zip(found, [*found[1:], None], strict=True):
             if block.language != "python" or block.is_run:
                 continue
-            # Not chdir: relative paths are relative to where the JVM was started.
+            # Paths of Spark's own are relative to where the JVM was started.
             text = block.text.replace("sqlite:///shop.db", f"sqlite:///{tmp_path}/shop.db")
             printed = run_block(replace(block, text=text), page, module, runner)
 

@@ -11,6 +11,7 @@ from msgbus.pipeline.jobs.latency import histogram, merge_histogram, percentiles
 from msgbus.pipeline.jobs.sessions import sessions, timeline
 from msgbus.pipeline.jobs.stuck import slowest, stuck
 from msgbus.pipeline.jobs.throughput import merge_throughput, throughput
+from msgbus.pipeline.jobs.tries import tries
 
 __all__ = [
     "cause_of",
@@ -29,4 +30,5 @@ __all__ = [
     "stuck",
     "throughput",
     "timeline",
+    "tries",
 ]

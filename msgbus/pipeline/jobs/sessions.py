@@ -66,7 +66,9 @@ def timeline(messages: DataFrame, deliveries: DataFrame, session_id: str) -> Dat
     published = mine.select(
         "time", sql.lit("published").alias("what"), "name", "message_id", sql.lit(0).alias("turn")
     )
-    tried = deliveries.join(mine.select("message_id", "name"), "message_id").select(
+    columns = ("message_id", "handler", "attempt", "outcome", "run", "time", "error")
+    tried = deliveries.select(*columns).join(mine.select("message_id", "name"), "message_id")
+    tried = tried.select(
         "time",
         sql.col("outcome").alias("what"),
         "name",

@@ -86,6 +86,7 @@ def _handlers(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
     places = messages.select("message_id", "name", sql.col("offset").alias("place"))
     return (
         deliveries.where(is_outcome("ok"))
+        .select("message_id", "handler")
         .join(places, "message_id")
         .groupBy("name", "handler")
         .agg(sql.min("place").alias("since"))

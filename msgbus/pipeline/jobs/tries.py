@@ -25,7 +25,13 @@ _MINUTE: Final = 60_000_000
 
 
 def tries(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """Deliveries with `name` and `session_id` of their message; both null if it is not there."""
+    """Deliveries with `name` and `session_id` of their message; both null if it is not there.
+
+    What has been through here is taken as it is. To run several jobs, do it once and keep it:
+    `deliveries = tries(messages, deliveries).persist()`.
+    """
+    if "name" in deliveries.columns:
+        return deliveries
     facts = messages.select("message_id", "name", "session_id")
     return deliveries.join(facts, "message_id", "left")
 

@@ -59,8 +59,8 @@ class Origin(Protocol):
         """What there is now."""
         ...
 
-    def rows(self, table: Table, first: int, last: int) -> DataFrame:
-        """The rows from `first` to `last`, both included."""
+    def rows(self, table: Table, first: int, last: int, sealed: int) -> DataFrame:
+        """The rows from `first` to `last`, both included; messages up to `sealed` may be gone."""
         ...
 
     def message_id(self, offset: int) -> str | None:
@@ -91,6 +91,7 @@ def export(
         LakeBusyError: Another export is running.
         WrongLakeError: It holds the messages of another journal.
         LakeDamagedError: Its manifest cannot be read.
+        TrimmedError: The journal was trimmed while it was read; export again.
     """
     folder = Lake(lake)
     origin: Origin = _Given(source) if isinstance(source, Frames) else _Live(source)
@@ -139,7 +140,8 @@ def _seal(
     folder: Lake, origin: Origin, table: Table, span: tuple[int, int], staging: Path
 ) -> Segment:
     first, last = span
-    staged = stage(origin.rows(table, first, last), table, folder.path, staging)
+    sealed = first - 1 if table is MESSAGES else folder.sealed(MESSAGES.name)
+    staged = stage(origin.rows(table, first, last, sealed), table, folder.path, staging)
     anchor = origin.message_id(last) if table is MESSAGES else None
     return folder.seal(Segment(table.name, first, last, 0, (), anchor), staged)
 
@@ -180,8 +182,8 @@ class _Live:
     def bounds(self, table: Table) -> Bounds:
         return bounds_of(self._pipe.path, table)
 
-    def rows(self, table: Table, first: int, last: int) -> DataFrame:
-        return self._pipe.journal(table, since=first, until=last + 1)
+    def rows(self, table: Table, first: int, last: int, sealed: int) -> DataFrame:
+        return self._pipe.journal(table, since=first, until=last + 1, sealed=sealed)
 
     def message_id(self, offset: int) -> str | None:
         with reading(self._pipe.path) as connection:
@@ -203,7 +205,7 @@ class _Given:
         row = self._frames[table.name].agg(sql.min(position), sql.max(position)).collect()[0]
         return Bounds(1, 0, 0) if row[0] is None else Bounds(int(row[0]), int(row[1]), 0)
 
-    def rows(self, table: Table, first: int, last: int) -> DataFrame:
+    def rows(self, table: Table, first: int, last: int, sealed: int) -> DataFrame:  # noqa: ARG002
         return self._frames[table.name].where(sql.col(table.position).between(first, last))
 
     def message_id(self, offset: int) -> str | None:

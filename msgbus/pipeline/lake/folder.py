@@ -140,8 +140,7 @@ class Lake:
     def _finish(self, segment: Segment, moves: dict[str, str]) -> None:
         for source, target in moves.items():
             self._move(self.path / source, self.path / target)
-        entry = self._manifest / segment.name
-        self._pending.rename(entry)
+        self._pending.replace(self._manifest / segment.name)
         _sync(self._manifest)
 
     def _move(self, source: Path, target: Path) -> None:

@@ -61,7 +61,13 @@ def read_all(pipe: Pipeline, asked: Asked) -> DataFrame:
     if until is not None and until <= start:
         return old
     new = pipe.journal(
-        asked.table, since=start, until=until, columns=asked.needed, where=asked.where
+        asked.table,
+        since=start,
+        until=until,
+        columns=asked.needed,
+        where=asked.where,
+        # Looked at when the query runs: another export may have let the journal be trimmed by then.
+        sealed=folder.sealed(MESSAGES.name),
     )
     return old.unionByName(_filtered(new, asked))
 

@@ -41,7 +41,7 @@ def collect(
     """Run the jobs of a report and bring their results here."""
     made = now or datetime.now(UTC)
     messages = messages.select(*MESSAGE_COLUMNS).persist()
-    deliveries = deliveries.persist()
+    deliveries = jobs.tries(messages, deliveries).persist()
     try:
         first, last = _span(messages, deliveries)
         if first is None or last is None:
@@ -267,7 +267,7 @@ def _stuck(
             sql.min_by("message_id", "offset").alias("oldest_id"),
             sql.max("age").alias("age"),
         )
-        .orderBy(sql.desc("count"), "name", "handler")
+        .orderBy(sql.col("reason") == "unhandled", sql.desc("count"), "name", "handler")
         .limit(_STUCK)
     )
     names = ("name", "handler", "reason", "count", "oldest_id", "age")

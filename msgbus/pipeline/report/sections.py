@@ -74,7 +74,8 @@ def throughput(data: ReportData) -> Markup:
     step = duration(data.step.total_seconds()).replace(" 0 s", "").replace(" 0 min", "")
     by_type = _by_type(data.periods)
     trouble = [
-        Series("failed", "warn", [one.failed - one.dead_letters for one in data.periods]),
+        # What was decided may fall into the period after its try.
+        Series("failed", "warn", [max(0, one.failed - one.dead_letters) for one in data.periods]),
         Series("given up as dead letters", "bad", [one.dead_letters for one in data.periods]),
     ]
     has_trouble = any(value for one in trouble for value in one.values)

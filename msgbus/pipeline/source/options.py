@@ -46,6 +46,9 @@ class ReadOptions:
     end: int | None = None
     """The offset or id to end before."""
 
+    sealed: int | None = None
+    """The last offset that a lake holds: a journal that was trimmed beyond it is an error."""
+
     since: int | None = None
     """The first time, in microseconds since the epoch."""
 
@@ -256,6 +259,7 @@ _READ: Final[Mapping[str, _Option]] = {
     "table": ("table", _table),
     "start": ("start", _number),
     "end": ("end", _number),
+    "sealed": ("sealed", _number),
     "since": ("since", _moment),
     "until": ("until", _moment),
     "where": ("where", _where),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from msgbus.errors import PipelineOptionError
+from msgbus.errors import PipelineOptionError, TrimmedError
 from msgbus.pipeline.arrow import Batch
 from msgbus.pipeline.columns import Table
 from msgbus.pipeline.source.batches import Query, batches
@@ -45,6 +45,8 @@ class JournalReader(DataSourceReader):
         """Ranges of offsets, up to the last one that is there now."""
         options = self._options
         found = bounds_of(options.path, options.table)
+        if options.sealed is not None:
+            check_sealed(options.path, options.sealed)
         last = None if options.end is None else options.end - 1
         low = max([found.first, *_given(options.start)])
         high = min([found.last, *_given(last)])
@@ -55,6 +57,13 @@ class JournalReader(DataSourceReader):
         if not isinstance(partition, Range):
             return iter(())  # there was nothing to split
         return batches(query_of(self._options, self._columns, partition), self._options.engine)
+
+
+def check_sealed(path: str, sealed: int) -> None:
+    """Raise if messages have gone that a lake does not hold, and their deliveries with them."""
+    trimmed = bounds_of(path).trimmed
+    if trimmed > sealed:
+        raise TrimmedError(path=path, wanted=sealed + 1, first=trimmed + 1)
 
 
 def query_of(options: ReadOptions, columns: tuple[str, ...], partition: Range) -> Query:

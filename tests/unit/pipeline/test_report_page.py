@@ -200,6 +200,13 @@ def test_a_journal_without_deliveries_has_a_report() -> None:
         assert sentence in words
 
 
+def test_a_letter_may_be_counted_later_than_its_try() -> None:
+    late = [Period(NOON, {"a": 1}, 1, 1, 0, 0, None), Period(NOON + MINUTE, {}, 0, 0, 0, 1, None)]
+    html = render(make(periods=late))
+    assert "failed: -" not in html
+    assert 'height="-' not in html
+
+
 def test_more_types_than_colours_share_one() -> None:
     many = {f"type{number}": number + 1 for number in range(9)}
     html = render(make(periods=[Period(NOON, many, 0, 0, 0, 0, None)]))
