@@ -49,6 +49,7 @@ MsgBusError
 │  ├─ JournalConflictError       a condition of the transaction does not hold; nothing was written
 │  │  └─ LeaseLostError          another holder has the lease; `.name`, `.epoch`
 │  ├─ CursorError                a cursor is missing, damaged or beyond the head; `.name`
+│  ├─ TransactionRefusedError    a queue refused one of its events; `.event_type`
 │  └─ ForbiddenStatementError    COMMIT, PRAGMA, ATTACH and the like inside a transaction
 ├─ TicketError                   an enqueued command has no result; `.message_id`
 │  ├─ TicketFailedError          it has failed for good; `.error`

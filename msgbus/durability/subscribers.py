@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import anyio
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from msgbus.errors import (
     BusClosedError,
     ConfigurationError,
     DuplicateHandlerError,
-    JournalError,
+    MsgBusError,
     StoredMessageError,
 )
 from msgbus.journal.codec import RawMessage
@@ -34,6 +34,36 @@ if TYPE_CHECKING:
 
 
 @final
+class HandedOver:
+    """One record in the hands of a lane: to be awaited."""
+
+    __slots__ = ("_done", "_error", "_name")
+
+    def __init__(self, name: str, item: Gated | None, error: Exception | None = None) -> None:
+        self._name = name
+        self._error = error
+        self._done = anyio.Event()
+        if item is not None:
+            item.report_to(self._end)
+        else:
+            self._done.set()
+
+    def _end(self, item: Gated) -> None:
+        if not item.is_handled:
+            ended = BusClosedError(f"The bus stopped before {self._name} was done with it.")
+            self._error = item.error if isinstance(item.error, Exception) else ended
+        self._done.set()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> None:
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+
+@final
 class DurableHandler:
     """One handler's place in the journal."""
 
@@ -45,7 +75,9 @@ class DurableHandler:
         self.name = name
         self.config = config
         self.subscription: DurableSubscription | None = None
-        """Made when the bus starts."""
+        """There once the bus has started."""
+        self.starting: anyio.Event | None = None
+        """Set when a start that was begun while the bus runs has come to its end."""
 
     @property
     def epoch(self) -> int | None:
@@ -70,10 +102,10 @@ class DurableHandler:
         """
         registration = self.registration
         every = registration.message_type is Event
-        self.subscription = DurableSubscription(
+        subscription = DurableSubscription(
             self._hub.journal,
             self.name,
-            self._deliver,
+            self,
             self.config,
             names=None if every else WireNames(registration.message_type, self._hub.codec),
             matches=self._wants,
@@ -82,7 +114,8 @@ class DurableHandler:
         if every:
             # For the classes to be known by the time their records are read.
             len(WireNames(Event, self._hub.codec))
-        await self.subscription.start()
+        await subscription.start()
+        self.subscription = subscription
 
     def _wants(self, record: Record) -> bool:
         pattern = self.registration.pattern
@@ -90,8 +123,25 @@ class DurableHandler:
             return False
         return pattern is None or pattern.matches(record.topic)
 
-    async def _deliver(self, record: Record, attempt: int) -> None:
-        """Have the handler handle one record; returns when it did, raises if it failed."""
+    is_eager = True
+    """Called in the order of the journal, so that the lane gets its events in that order."""
+
+    def __call__(self, record: Record, attempt: int) -> HandedOver:
+        """Put one record into the handler's lane; await the result to know how it ended."""
+        try:
+            event = self._decode(record)
+        except StoredMessageError as error:
+            return HandedOver(self.name, None, error)
+        core = self._hub.core
+        lane = core.lane_of(self.registration, None)
+        item = Gated(event, None, (), attempt=attempt)
+        handed = HandedOver(self.name, item)
+        # One pair that no publish of this process may have counted.
+        core.ledger.event(type(event).__name__).pairs += 1
+        lane.queue.push(item)
+        return handed
+
+    def _decode(self, record: Record) -> Event:
         event = self._hub.decode(record)
         if isinstance(event, RawMessage) or not isinstance(event, Event):
             message = (
@@ -99,19 +149,7 @@ class DurableHandler:
                 f"has no event class of that name. Import its module before the bus starts."
             )
             raise StoredMessageError(message, message_id=record.message_id)
-        core = self._hub.core
-        lane = core.lane_of(self.registration, None)
-        done = anyio.Event()
-        item = Gated(event, None, (), lambda _: done.set(), attempt=attempt)
-        # One pair that no publish of this process may have counted.
-        core.ledger.event(type(event).__name__).pairs += 1
-        lane.queue.push(item)
-        await done.wait()
-        if item.is_handled:
-            return
-        if isinstance(item.error, Exception):
-            raise item.error
-        raise BusClosedError(f"The bus stopped before {self.name} was done with it.")
+        return event
 
 
 @final
@@ -220,19 +258,23 @@ class Subscribers:
         """Start one that was registered while the bus runs."""
         handler = self._handlers.get(registration)
         if handler is not None:
+            handler.starting = anyio.Event()
             runtime = self._hub.core.require_runtime()
             runtime.spawn(self._start_late, handler, name=f"msgbus subscription {handler.name}")
 
     async def _start_late(self, handler: DurableHandler) -> None:
         try:
             await handler.start()
-        except JournalError as error:
+        except MsgBusError as error:
             log.error(
                 "subscription_failed",
                 bus=self._hub.core.config.name,
                 subscription=handler.name,
                 error=redact_exception(error),
             )
+        finally:
+            if handler.starting is not None:
+                handler.starting.set()
 
     async def forget(self, registration: Registration, timeout: float | None) -> int:
         """End one handler's subscription; how many messages it still had in hand."""

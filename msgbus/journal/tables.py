@@ -23,6 +23,7 @@ from msgbus.journal.records import (
     TicketRow,
 )
 from msgbus.journal.sqlite import queries, reads, schedules
+from msgbus.journal.sqlite.letters import JournalRows
 from msgbus.journal.sqlite.queries import Source
 from msgbus.journal.sqlite.schedules import Whose
 from msgbus.journal.sqlite.store import Store
@@ -30,6 +31,7 @@ from msgbus.journal.watch import Watch
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import PayloadCodec
+    from msgbus.resilience.letter_rows import LetterRows
 
 T = TypeVar("T")
 
@@ -57,6 +59,10 @@ class TableJournal(ABC):
         """The value of `function` on one state of the tables."""
 
     @abstractmethod
+    def _read_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """The same in the caller's thread; what is being written may show."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Finish what was begun and let go of everything; may be called again."""
 
@@ -68,6 +74,9 @@ class TableJournal(ABC):
 
     def _source(self, connection: sqlite3.Connection) -> Source:
         return Source(connection, self.path, self._codec)
+
+    def _rows(self, connection: sqlite3.Connection) -> JournalRows:
+        return JournalRows(connection, self.path, self._codec)
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -191,12 +200,22 @@ class TableJournal(ABC):
     async def dead_letters(
         self, subscription: str | None = None, *, after: int = 0, limit: int = 100
     ) -> list[DeadLetter]:
-        """Dead letters with an id beyond `after`, oldest first."""
+        """Dead letters with an id beyond `after`, oldest first; see `Journal.dead_letters`."""
         return await self._read(
-            lambda connection: reads.dead_letters(
-                connection, self.path, self._codec, subscription, after, limit
-            )
+            lambda connection: self._rows(connection).open_letters(subscription, after, limit)
         )
+
+    async def write_letters(self, work: Callable[[LetterRows], T]) -> T:
+        """The value of `work` on all letters, in one transaction; it may be called again."""
+        return await self._write(lambda store: work(self._rows(store.connection)))
+
+    async def read_letters(self, work: Callable[[LetterRows], T]) -> T:
+        """The value of `work`, which only reads, on one state of all letters."""
+        return await self._read(lambda connection: work(self._rows(connection)))
+
+    def read_letters_now(self, work: Callable[[LetterRows], T]) -> T:
+        """The same at once, from any thread: for numbers that are asked for seldom."""
+        return self._read_now(lambda connection: work(self._rows(connection)))
 
     async def due(
         self,

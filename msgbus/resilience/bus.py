@@ -88,7 +88,8 @@ class ResilientMessageBus(MessageBus):
         fallback: What to answer when all else failed: a value, or a function of message
             and error.
         dead_letters: Where to keep what fails for good: a store, a queue, `"memory"` for
-            up to 10,000 letters in memory, `None` for nowhere.
+            up to 10,000 letters in memory, `None` for nowhere. Unless given, in the journal
+            of the bus, and in memory if it has none.
         options: As for `MessageBus`.
     """
 
@@ -102,7 +103,7 @@ class ResilientMessageBus(MessageBus):
         bulkhead: int | None = None,
         rate_limit: RateLimit | float | None = None,
         fallback: Any = None,
-        dead_letters: DeadLetterQueue | DeadLetterStore | Literal["memory"] | None = "memory",
+        dead_letters: DeadLetterQueue | DeadLetterStore | Literal["auto", "memory"] | None = "auto",
         **options: Unpack[BusOptions],
     ) -> None:
         default = Policy(
@@ -119,6 +120,9 @@ class ResilientMessageBus(MessageBus):
         self._circuits = Circuits(self._core, breaker)
         if isinstance(breaker, CircuitBreaker):
             self._circuits.adopt(breaker)
+        self._are_letters_journaled = dead_letters == "auto" and options.get("journal") is not None
+        if dead_letters == "auto":
+            dead_letters = self._in_journal() if self._are_letters_journaled else "memory"
         self._letters = _queue_of(dead_letters, self._core.clock)
         if self._letters is not None:
             self._letters.connect(partial(redeliver, self._core))
@@ -184,15 +188,33 @@ class ResilientMessageBus(MessageBus):
             raise ConfigurationError(message)
         return self._letters
 
+    def _in_journal(self) -> DeadLetterStore:
+        # Not at the top: a bus without a journal does not pay for one.
+        from msgbus.journal.letters import JournalDeadLetterStore
+
+        # Asked for when it is needed: a journal is opened when the bus starts.
+        return JournalDeadLetterStore(lambda: getattr(self, "journal", None))
+
     async def start(self) -> None:
         """As on every bus; opens the dead letters first.
 
         Raises:
             DeadLetterStoreError: They cannot be opened; nothing was started.
         """
-        if self._letters is not None and self._core.phase is Phase.NEW:
+        is_new = self._core.phase is Phase.NEW
+        if self._letters is not None and is_new and not self._are_letters_journaled:
             await self._letters.open()
         await super().start()
+
+    async def _journal_opened(self) -> None:
+        """Open the dead letters in the journal; called once there is one."""
+        if self._letters is not None and self._are_letters_journaled:
+            await self._letters.open()
+
+    async def _journal_closing(self) -> None:
+        """Write what died on the way, while there is a journal to write to."""
+        if self._letters is not None:
+            await self._letters.store.flush()
 
     async def stop(self, timeout: float | None = 30.0) -> DrainReport:
         """As on every bus; what died on the way is safe in its store when this returns."""

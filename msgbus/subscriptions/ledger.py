@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 from msgbus.journal import operations as op
-from msgbus.journal.records import Cursor, DeadLetter, Page, Record, Scheduled
+from msgbus.journal.records import Cursor, Page, Record, Scheduled
+from msgbus.subscriptions.letters import letter_of
 from msgbus.subscriptions.window import Entry
-from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.clock import Clock
@@ -181,9 +181,7 @@ class Ledger:
 
     def letter(self, entry: Entry) -> list[op.Operation]:
         """It is given up."""
-        error = None if entry.error is None else redact_exception(entry.error)
-        time = self._clock.time()
-        letter = DeadLetter(self._name, entry.record, entry.attempt, error, time)
+        letter = letter_of(self._name, entry, self._desk, self._clock.time())
         operations: list[op.Operation] = [op.AddDeadLetter(letter)]
         if self._on_dead_letter is not None:
             operations += self._on_dead_letter(entry.record, entry.error, entry.attempt)

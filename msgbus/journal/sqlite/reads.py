@@ -1,4 +1,4 @@
-"""Everything that is read about subscriptions: cursors, leases, letters, tickets.
+"""Everything that is read about subscriptions: cursors, leases, tickets.
 
 Functions of a connection, so that the writer may ask inside its transaction, and readers
 outside of it.
@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgbus.errors import CursorError, JournalCorruptError
 from msgbus.journal.records import (
     Cursor,
-    DeadLetter,
     Delivery,
     Lease,
     Outcome,
     TicketRow,
     TicketState,
 )
-from msgbus.journal.sqlite.rows import cursor_checksum, unpack
-
-if TYPE_CHECKING:
-    from msgbus.journal.codec import PayloadCodec
+from msgbus.journal.sqlite.rows import cursor_checksum
 
 # More would pass the limit of parameters in older versions of SQLite.
 CHUNK: Final = 500
@@ -114,31 +110,6 @@ def marked(
             )
         )
     return found
-
-
-def dead_letters(
-    connection: sqlite3.Connection,
-    path: str,
-    codec: PayloadCodec | None,
-    subscription: str | None,
-    after: int,
-    limit: int,
-) -> list[DeadLetter]:
-    """Dead letters, oldest first."""
-    rows = connection.execute(
-        "SELECT id, subscription, attempts, error, time, envelope, payload, crc "
-        "FROM msgbus_dead_letters WHERE id > ? AND (? IS NULL OR subscription = ?) "
-        "ORDER BY id LIMIT ?",
-        (after, subscription, subscription, limit),
-    ).fetchall()
-    letters: list[DeadLetter] = []
-    for number, who, tries, error, time, *packed in rows:
-        envelope, payload, crc = packed
-        record = unpack((envelope, payload, crc), codec, who, tries, error, time)
-        if record is None:
-            raise damaged(path, f"Dead letter {number}")
-        letters.append(DeadLetter(who, record, tries, error, time, number))
-    return letters
 
 
 def damaged(path: str, what: str) -> JournalCorruptError:

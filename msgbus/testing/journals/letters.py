@@ -46,12 +46,13 @@ class LetterTests(Suite):
         record = make_record(1)
         async with self.opened() as journal:
             for attempts in (3, 6):
-                letter = DeadLetter("ship", record, attempts, "again", TIME + attempts)
+                letter = DeadLetter("ship", record, attempts, f"no {attempts}", TIME + attempts)
                 await journal.commit([op.AddDeadLetter(letter)])
 
             (letter,) = await journal.dead_letters()
 
-            assert (letter.attempts, letter.time) == (6, TIME + 6)
+            assert (letter.attempts, letter.error) == (3 + 6, "no 6")
+            assert (letter.first_time, letter.time) == (TIME + 3, TIME + 6)
 
     async def test_marks_belong_to_one_subscription(self) -> None:
         async with self.opened() as journal:
