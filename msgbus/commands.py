@@ -118,7 +118,9 @@ class CommandSide:
         """As `execute`, but gives the value or raises the handler's own exception."""
         return (await self.execute(command, timeout=timeout)).unwrap()
 
-    async def perform(self, command: Command[R], *, attempt: int) -> CommandResult[R]:
+    async def perform(  # noqa: C901 (as `execute`, in one piece)
+        self, command: Command[R], *, attempt: int
+    ) -> CommandResult[R]:
         """As `execute`, for a command that came out of the journal; for the bus's parts.
 
         It is nobody's call, so it has no deadline, and the bus's own handler handles it. What

@@ -59,7 +59,8 @@ class Schedule:
 
     def remove(self, message_id: str) -> bool:
         """Take out the event of this id; false if it is not here, or not any more."""
-        return any([self._cancel(entry) for entry in self._by_id.get(message_id, ())[:]])
+        cancelled = [self._cancel(entry) for entry in list(self._by_id.get(message_id, ()))]
+        return any(cancelled)
 
     def _cancel(self, entry: _Entry) -> bool:
         if entry.event is None or entry is self._delivering:

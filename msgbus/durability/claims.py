@@ -14,6 +14,7 @@ import anyio
 from msgbus.errors import JournalConflictError
 from msgbus.journal.operations import (
     AddDeadLetter,
+    Append,
     CloseTicket,
     Mark,
     OpenTicket,
@@ -21,8 +22,9 @@ from msgbus.journal.operations import (
     Schedule,
     Unschedule,
 )
-from msgbus.journal.operations import Append as AppendRecord
 from msgbus.journal.records import DeadLetter, Record, Scheduled
+from msgbus.resilience.tracebacks import stored_traceback
+from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.clock import Clock
@@ -43,7 +45,7 @@ def opening(record: Record, due: float) -> list[Operation]:
     entry = Scheduled(row_id(message_id, 1), due, record, COMMANDS)
     return [
         Mark(COMMANDS, message_id, once=True),
-        AppendRecord(record),
+        Append(record),
         OpenTicket(message_id, record.time),
         Schedule(entry),
     ]
@@ -143,12 +145,22 @@ class Claim:
         closing = CloseTicket(self.record.message_id, self._clock.time(), error=error)
         return closing if await self._end([closing]) else None
 
-    async def bury(self, error: str, attempts: int) -> CloseTicket | None:
+    async def bury(self, error: BaseException, *, attempts: int, reason: str) -> CloseTicket | None:
         """It is given up: a dead letter; `None` if another has it."""
         now = self._clock.time()
-        closing = CloseTicket(self.record.message_id, now, error=error)
-        letter = AddDeadLetter(DeadLetter(COMMANDS, self.record, attempts, error, now))
-        return closing if await self._end([closing, letter]) else None
+        text = redact_exception(error)
+        closing = CloseTicket(self.record.message_id, now, error=text)
+        letter = DeadLetter(
+            COMMANDS,
+            self.record,
+            attempts,
+            text,
+            now,
+            error_type=type(error).__name__,
+            traceback=stored_traceback(error),
+            reason=reason,
+        )
+        return closing if await self._end([closing, AddDeadLetter(letter)]) else None
 
     async def drop(self) -> None:
         """It is done already: take it out of the schedule."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from random import random
 from typing import TYPE_CHECKING, Any, cast, final
 
 import anyio
@@ -15,6 +16,7 @@ from msgbus.durability.transactions import current_transaction
 from msgbus.durability.wire_names import WireNames
 from msgbus.errors import (
     CircuitOpenError,
+    ConfigurationError,
     JournalClosedError,
     JournalConflictError,
     JournalError,
@@ -25,7 +27,7 @@ from msgbus.errors import (
     WrongMessageTypeError,
 )
 from msgbus.journal.records import Scheduled, TicketRow, TicketState
-from msgbus.messages import Command, Message, Query, R, metadata_of, require_command
+from msgbus.messages import Command, Query, R, metadata_of, require_command
 from msgbus.results import FailedResult
 from msgbus.schedule import check_delay
 from msgbus.telemetry.logging import log
@@ -103,9 +105,7 @@ class CommandQueue:
         """Tell those who wait here; the journal tells the others."""
         if closing is not None:
             state = TicketState.DONE if closing.error is None else TicketState.FAILED
-            row = TicketRow(
-                closing.message_id, state, closing.result, closing.error, closing.time
-            )
+            row = TicketRow(closing.message_id, state, closing.result, closing.error, closing.time)
             self._hub.tickets.tell(row)
 
     # -- life ------------------------------------------------------------------------------------
@@ -242,13 +242,13 @@ class CommandQueue:
             command, tiers = self._prepared(claim)
         except MissingHandlerError:
             return  # its handler has just gone
-        except StoredMessageError as error:
-            await self._bury(claim, redact_exception(error), attempt - 1)
+        except (StoredMessageError, ConfigurationError) as error:
+            await self._bury(claim, error, attempt - 1, reason="not to be retried")
             return
         if attempt > tiers.max_attempts:
-            times = "once" if attempt == 2 else f"{attempt - 1} times"  # noqa: PLR2004
-            error = f"Its process ended while it was being handled, {times}."
-            await self._bury(claim, error, attempt - 1)
+            times = "once" if attempt == 2 else f"{attempt - 1} times"
+            ended = RuntimeError(f"Its process ended while it was being handled, {times}.")
+            await self._bury(claim, ended, attempt - 1)
             return
         if not await claim.take():
             return
@@ -278,20 +278,28 @@ class CommandQueue:
                 else:
                     reply = self._hub.tickets.replies.dump(type(command), result.value)
         except StoredMessageError as error:
-            await self._until_written(lambda: self._bury(claim, str(error), claim.attempt))
-            return
+            failure = Unhandleable(str(error))  # it was handled: another try would do it again
+            failure.__cause__ = error
         except BaseException as error:
             assert self._runtime is not None  # noqa: S101 (it has started this task)
             if self._runtime.is_ending(error):
                 raise
             failure = error
-        await self._until_written(lambda: self._end(claim, command, reply, failure, tiers))
+        if claim.scope.cancel_called and reply is None:
+            failure = None  # whatever a handler makes of its cancellation
+        await self._write_end(claim, reply, failure, tiers)
 
-    async def _until_written(self, write: Any) -> None:
+    async def _write_end(
+        self,
+        claim: Claim,
+        reply: bytes | None,
+        failure: BaseException | None,
+        tiers: RetryTiers,
+    ) -> None:
         """What was done must be known: a full disk may have room again."""
         while True:
             try:
-                await write()
+                await self._end(claim, reply, failure, tiers)
             except JournalClosedError:
                 raise
             except JournalError as error:
@@ -308,7 +316,6 @@ class CommandQueue:
     async def _end(
         self,
         claim: Claim,
-        command: Message,
         reply: bytes | None,
         failure: BaseException | None,
         tiers: RetryTiers,
@@ -316,25 +323,25 @@ class CommandQueue:
         """Write down how a try ended."""
         if reply is not None:
             self._tell(await claim.succeed(reply))
-        elif failure is None:
-            # Cut off: another process has it, or the bus stops.
-            if not claim.is_lost:
-                await claim.give_back()
-        elif isinstance(failure, Refusal):
+        elif failure is not None:
+            await self._fail(claim, failure, tiers)
+        elif not claim.is_lost:
+            await claim.give_back()  # it was cut off, as the bus stops
+        if claim.is_lost:
+            log.warning("enqueued_command_lost", **self._about(claim, None))
+
+    async def _fail(self, claim: Claim, failure: BaseException, tiers: RetryTiers) -> None:
+        if isinstance(failure, Refusal):
             self._tell(await claim.refuse(redact_exception(failure)))
         elif isinstance(failure, CircuitOpenError):
             # Nothing was tried, so nothing is counted: an outage burns no tries.
             await claim.postpone(max(failure.retry_after, tiers.initial_delay), counts=False)
-        elif self._is_final(claim, failure, tiers):
-            await self._bury(claim, redact_exception(failure), claim.attempt)
+        elif claim.attempt >= tiers.max_attempts:
+            await self._bury(claim, failure, claim.attempt)
+        elif isinstance(failure, Exception) and not tiers.allows(failure):
+            await self._bury(claim, failure, claim.attempt, reason="not to be retried")
         else:
-            await self._try_later(claim, failure, tiers.delay(claim.attempt))
-        if claim.is_lost:
-            log.warning("enqueued_command_lost", **self._about(claim, None))
-
-    def _is_final(self, claim: Claim, failure: BaseException, tiers: RetryTiers) -> bool:
-        hopeless = (Unhandleable, *tiers.give_up_on)
-        return claim.attempt >= tiers.max_attempts or isinstance(failure, hopeless)
+            await self._try_later(claim, failure, tiers.delay(claim.attempt, random()))
 
     async def _try_later(self, claim: Claim, failure: BaseException, delay: float) -> None:
         await claim.postpone(delay, counts=True)
@@ -344,11 +351,18 @@ class CommandQueue:
             **self._about(claim, redact_exception(failure)),
         )
 
-    async def _bury(self, claim: Claim, error: str, attempts: int) -> None:
-        closing = await claim.bury(error, attempts)
+    async def _bury(
+        self,
+        claim: Claim,
+        error: BaseException,
+        attempts: int,
+        *,
+        reason: str = "retries exhausted",
+    ) -> None:
+        closing = await claim.bury(error, attempts=attempts, reason=reason)
         if closing is not None:
             self._tell(closing)
-            log.error("enqueued_command_failed", **self._about(claim, error))
+            log.error("enqueued_command_failed", **self._about(claim, closing.error))
 
     def _about(self, claim: Claim, error: str | None) -> dict[str, object]:
         return {

@@ -47,9 +47,7 @@ def _names(message_type: type[Message], codec: MessageCodec) -> Iterator[str]:
     yield from codec.other_names(message_type)
 
 
-def type_named(
-    name: str, base: type[Message], codec: MessageCodec
-) -> type[Message] | None:
+def type_named(name: str, base: type[Message], codec: MessageCodec) -> type[Message] | None:
     """The class of this wire name below `base`, if this process has one; it becomes known."""
     known = codec.type_of(name)
     if known is None:
