@@ -147,19 +147,23 @@ class CommandQueue:
         due = await self._hub.journal.next_due(subscription=COMMANDS, names=names)
         return due is not None and due <= self._hub.core.clock.time()
 
-    async def stop(self) -> int:
-        """Give back what is in hand; how many commands are left for others or the next start."""
+    async def stop(self) -> None:
+        """Give back what is in hand, and take nothing more."""
         for claim in self._claims.values():
             claim.scope.cancel()
         with anyio.move_on_after(GRACE):
             while self._claims:
                 await self._rounds.news()
         await self._rounds.stop()
-        self._runtime = None
+
+    async def count(self) -> int:
+        """How many wait that this bus handles, for others or the next start."""
         names = self._names()
-        if not names:
-            return 0
-        return await self._hub.journal.count_scheduled(subscription=COMMANDS, names=names)
+        return (
+            0
+            if not names
+            else await self._hub.journal.count_scheduled(subscription=COMMANDS, names=names)
+        )
 
     # -- rounds ----------------------------------------------------------------------------------
 

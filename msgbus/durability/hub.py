@@ -13,13 +13,14 @@ from msgbus.durability.rounds import Listener
 from msgbus.durability.scheduling import Scheduler
 from msgbus.durability.subscribers import Subscribers
 from msgbus.durability.tickets import TicketDesk
-from msgbus.errors import ConfigurationError
+from msgbus.errors import ConfigurationError, JournalError
 from msgbus.journal.codec import MessageCodec
 from msgbus.journal.opening import open_journal
 from msgbus.journal.port import Journal
 from msgbus.journal.records import AckLevel
 from msgbus.messages import metadata_of
 from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
@@ -180,11 +181,18 @@ class Durability:
         """
         await self._listener.stop()
         await self.scheduler.stop()
-        enqueued = await self.commands.stop()
+        await self.commands.stop()
         await self.subscribers.close()
         stands = [handler.progress() for handler in self.subscribers]
         behind = sum(one.lag + one.scheduled for one in stands if one is not None)
-        return behind + enqueued + await self.scheduler.recount()
+        return behind + await self._waiting()
+
+    async def _waiting(self) -> int:
+        try:
+            return await self.commands.count() + await self.scheduler.recount()
+        except JournalError as error:
+            log.error("journal_failed", bus=self.core.config.name, error=redact_exception(error))
+            return 0
 
     async def close(self) -> None:
         """Write what is buffered, and let go of a journal that this bus has opened."""
