@@ -6,7 +6,7 @@ What it takes to do so is loaded only for a bus that has one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from msgbus.errors import ConfigurationError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from msgbus.durability.transactions import Transaction
     from msgbus.journal.port import Journal
     from msgbus.registrations import Registration
+    from msgbus.subscriptions.config import RetryTiers
 
 T = TypeVar("T")
 
@@ -81,7 +82,13 @@ class JournalSide:
         """
         return await self._durability("bus.transact()").journal.transact(function)
 
-    def retry_tiers(self, registration: Registration) -> Any:  # noqa: ARG002 (for subclasses)
+    async def _journal_opened(self) -> None:
+        """For subclasses: the bus is about to begin to read the journal."""
+
+    async def _journal_closing(self) -> None:
+        """For subclasses: the last moment at which there is a journal to write to."""
+
+    def retry_tiers(self, registration: Registration) -> RetryTiers:  # noqa: ARG002 (for subclasses)
         """How often a durable handler tries again, unless it says so itself."""
         from msgbus.subscriptions.config import RetryTiers
 
