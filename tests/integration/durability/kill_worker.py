@@ -15,6 +15,7 @@ from msgbus import Context, Event, MessageBus
 from msgbus.subscriptions import Mode, RetryTiers
 
 KEYS = 5
+TTL = 0.3  # so that a new process follows a killed one soon
 SOON = RetryTiers(max_attempts=20, initial_delay=0.001, max_delay=0.05, in_process=0.01)
 
 
@@ -41,18 +42,20 @@ class Diary:
 def make_bus(url: str, diary: Diary) -> MessageBus:
     bus = MessageBus(journal=url)
 
-    @bus.on(Step, durable="exclusive", retry=SOON)
+    @bus.on(Step, durable="exclusive", retry=SOON, lease_ttl=TTL)
     async def exclusive(event: Step) -> None:
         diary.note("exclusive", event.number)
 
-    @bus.on(Step, durable="shared", mode=Mode.SHARED, max_in_flight=4, retry=SOON)
+    @bus.on(Step, durable="shared", mode=Mode.SHARED, max_in_flight=4, retry=SOON, lease_ttl=TTL)
     async def shared(event: Step, context: Context) -> None:
         # The first tries of some fail: in memory, and in the schedule of the journal.
         if event.number % 7 == 0 and context.attempt < 6:
             raise ShakyError
         diary.note("shared", event.number)
 
-    @bus.on(Step, durable="by_key", mode=Mode.KEY_SHARED, max_in_flight=4, retry=SOON)
+    @bus.on(
+        Step, durable="by_key", mode=Mode.KEY_SHARED, max_in_flight=4, retry=SOON, lease_ttl=TTL
+    )
     async def by_key(event: Step) -> None:
         await anyio.lowlevel.checkpoint()
         diary.note("by_key", event.number)
@@ -76,6 +79,17 @@ async def publish(bus: MessageBus, diary: Diary, first: int, ahead: int) -> None
         number += 1
 
 
+async def finish(bus: MessageBus) -> None:
+    """Wait until nothing is scheduled any more, be it an event or another try, and all is done."""
+    journal = bus.journal
+    assert journal is not None
+    seen = -1
+    for who in (None, "shared"):
+        while await journal.next_due(subscription=who) is not None:
+            seen = await journal.changed(seen, timeout=0.1)
+        await bus.settled()
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
@@ -89,10 +103,7 @@ async def main() -> None:
     async with bus:
         if not options.finish:
             await publish(bus, diary, options.first, options.ahead)
-        # What is scheduled is published first, then handled.
-        while bus.journal is not None and await bus.journal.next_due() is not None:
-            await anyio.sleep(0.02)
-        await bus.settled()
+        await finish(bus)
 
 
 if __name__ == "__main__":

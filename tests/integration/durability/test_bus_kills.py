@@ -70,10 +70,12 @@ def test_nothing_acknowledged_is_lost_whenever_a_bus_is_killed(tmp_path: Path) -
     run = Run(tmp_path)
     chance = random.Random(20)
     for _ in range(KILLS):
-        run.kill_after(chance.randint(20, 200))
+        run.kill_after(chance.randint(20, 1_500))
+    before = {who: len(run.of(who)) for who in HANDLERS}
     run.finish()
 
     assert run.of("acked"), "nothing was published: the test proves nothing"
+    assert min(before.values()) > 0, "nothing was handled before a kill: it proves little"
     assert lost(run) == {}
     for who in ("exclusive", "by_key"):
         for key in range(KEYS):
