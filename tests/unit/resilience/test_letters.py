@@ -15,10 +15,8 @@ from pydantic import ConfigDict, Field, SecretStr, computed_field, field_seriali
 
 from msgbus import Command, Event, UnreadableLetterError
 from msgbus.errors import DeadLetterError
-from msgbus.journal import upcasts
 from msgbus.messages import fix
 from msgbus.resilience import DeadLetterEntry, LetterStatus
-from msgbus.resilience.letter_edits import changed_letter
 from msgbus.resilience.letters import (
     decoded,
     from_data,
@@ -360,53 +358,3 @@ def test_a_letter_without_a_field_is_refused() -> None:
 
     with pytest.raises(DeadLetterError, match="handler"):
         from_data(data)
-
-
-# -- older versions ----------------------------------------------------------------------------
-
-
-class Moved(Event, name="letters.Moved", version=3):
-    street: str
-    town: str
-
-
-@upcasts(Moved, from_version=1)
-def _split(data: dict[str, Any]) -> dict[str, Any]:
-    street, town = data["address"].split(", ")
-    return {"street": street, "place": town}
-
-
-@upcasts(Moved, from_version=2)
-def _rename(data: dict[str, Any]) -> dict[str, Any]:
-    return {"street": data["street"], "town": data["place"]}
-
-
-def old_letter(payload: str, version: int) -> DeadLetterEntry:
-    new = about(Moved(street="", town=""))
-    return dataclasses.replace(new, payload=payload, version=version, _message=None)
-
-
-@pytest.mark.parametrize(
-    ("payload", "version"),
-    [
-        ('{"address": "High Street, Ely"}', 1),
-        ('{"street": "High Street", "place": "Ely"}', 2),
-        ('{"street": "High Street", "town": "Ely"}', 3),
-    ],
-)
-def test_a_letter_of_an_older_version_is_brought_up_to_date(payload: str, version: int) -> None:
-    letter = old_letter(payload, version)
-
-    assert letter.message == Moved(street="High Street", town="Ely")
-    assert letter.message.message_id == letter.message_id
-    assert changed_letter(letter, {"town": "York"}).message == Moved(
-        street="High Street", town="York"
-    )
-    assert letter.payload == payload
-
-
-def test_an_upcaster_that_fails_leaves_the_letter_as_it_is() -> None:
-    letter = old_letter('{"address": "nowhere"}', 1)
-
-    with pytest.raises(UnreadableLetterError, match="an upcaster of Moved failed on its version 1"):
-        _ = letter.message
