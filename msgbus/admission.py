@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from msgbus.clock import Clock
     from msgbus.messages import Event
     from msgbus.plans import EventPlan
+    from msgbus.queue import Gate
 
 
 async def admit_event(
@@ -21,6 +22,7 @@ async def admit_event(
     clock: Clock,
     *,
     may_wait: bool,
+    commit: Gate | None = None,
 ) -> PublishReceipt:
     """Put `event` into all its queues, by each full queue's strategy.
 
@@ -32,6 +34,7 @@ async def admit_event(
         clock: For queues that slow their publishers.
         may_wait: False on a lane: then queues overflow instead of blocking, as a handler
             that waited for its own queue would wait for ever.
+        commit: If given, workers wait for this gate: until the journal has the event.
 
     Raises:
         QueueFullError: It may not wait, and the overflow is used up too.
@@ -49,7 +52,7 @@ async def admit_event(
                 await waiter.wait()
                 plan, waited_for = replan(), plan
                 if plan.queues == waited_for.queues:
-                    return _admit_or_reject(event, plan)
+                    return _admit_or_reject(event, plan, commit)
             finally:
                 waiter.leave()
         if not may_wait and refusing(plan.queues) is None:
@@ -57,17 +60,17 @@ async def admit_event(
     except BaseException:
         plan.counts.rejected += 1  # cancelled, full or closed: nothing was published
         raise
-    return _admit_or_reject(event, plan)
+    return _admit_or_reject(event, plan, commit)
 
 
-def _admit_or_reject(event: Event, plan: EventPlan) -> PublishReceipt:
+def _admit_or_reject(event: Event, plan: EventPlan, commit: Gate | None) -> PublishReceipt:
     full = refusing(plan.queues)
     if full is not None:
         plan.counts.rejected += 1
         reason = f"the queue of {full.name} is full ({full.max_size} events)"
         return PublishReceipt(PublishStatus.REJECTED, reason=reason)
     plan.count_admitted()
-    dropped = admit(plan.queues, plan.items(event))
+    dropped = admit(plan.queues, plan.items(event, commit))
     if not dropped:
         return plan.receipt
     return PublishReceipt(PublishStatus.DROPPED, handlers=plan.receipt.handlers, dropped=dropped)

@@ -18,6 +18,7 @@ from msgbus.errors import BusStateError, ConfigurationError, Fault
 from msgbus.events import EventSide
 from msgbus.filters import FilterLike
 from msgbus.injection import Call, Providers, Resolver
+from msgbus.journaled import JournalSide
 from msgbus.keeper import Keeper
 from msgbus.messages import Command, Event, Message
 from msgbus.middleware.chain import Middleware, Per, make_entry
@@ -29,7 +30,7 @@ from msgbus.registry import HandlerRegistry, IRegistry
 from msgbus.requests import RequestSide
 from msgbus.runtime import current_runtime
 from msgbus.session import BusSession
-from msgbus.shutdown import drain, end, workers_gone
+from msgbus.shutdown import drain, end, quiet, workers_gone
 from msgbus.snapshot import snapshot
 from msgbus.streams import EventStream
 from msgbus.subscription import Subscription
@@ -41,12 +42,13 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from msgbus.durability.hub import Durability
     from msgbus.lanes import Lane
 
 E = TypeVar("E", bound=Event)
 
 
-class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
+class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Subscription]):
     """Commands to their one handler, events to all of theirs.
 
     ```python
@@ -67,7 +69,8 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         filters: Every event must pass all of them to be published.
         provide: What handlers may ask for by annotation.
         resolver: A dependency-injection container behind the `Resolver` port.
-        journal: Not connected to the bus in this version; `msgbus.journal` works by itself.
+        journal: Where messages and deliveries are recorded, and where durable handlers go on
+            after a restart: a URL such as `sqlite:///shop.db`, or a `Journal`.
         clock: Where time comes from; a `VirtualClock` in tests.
     """
 
@@ -84,12 +87,6 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         journal: str | object | None = None,
         clock: Clock | None = None,
     ) -> None:
-        if journal is not None:
-            message = (
-                "journal=: a bus of this version does not write to a journal yet; leave it out. "
-                "msgbus.journal can be used by itself."
-            )
-            raise ConfigurationError(message)
         time: Clock = SystemClock() if clock is None else clock
         self._core = BusCore(
             self,
@@ -100,6 +97,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         )
         self._open_command_side()
         self._open_event_side()
+        self._open_journal_side(journal)
         self._keeper = self._make_keeper()
         self._report: DrainReport | None = None
         self._stopped = anyio.Event()
@@ -197,6 +195,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         """
         core = self._core
         call = core.limit_time(registration, core.wrap(registration, call, "attempt"))
+        call = core.recorded(registration, call)
         return core.wrap(registration, call, "message")
 
     def is_retried(self, registration: Registration) -> bool:  # noqa: ARG002 (for subclasses)
@@ -275,6 +274,17 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         core.refresh()
         core.open_lanes()
         self._schedule.open(runtime)
+        if core.durability is not None:
+            await self._start_journal(core.durability)
+
+    async def _start_journal(self, durability: Durability) -> None:
+        try:
+            await self._journal_opened()
+            await durability.start()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.stop(0)
+            raise
 
     async def stop(self, timeout: float | None = 30.0) -> DrainReport:
         """Refuse new work, finish what is queued, and say what became of it.
@@ -299,27 +309,31 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
             await drain(core, timeout)
         finally:
             # Also when this call is cancelled: then at once, and the next call reports it.
-            self._report = end(core, self._schedule.hand_back())
             try:
                 with anyio.CancelScope(shield=True):
+                    self._report = await end(core, self._schedule.hand_back())
                     await self._close_down()
             finally:
                 self._stopped.set()
-        return self._report
+        return self._report or DrainReport()
 
     def _make_keeper(self) -> Keeper:
         return Keeper(f"bus {self.config.name}")
 
     async def _close_down(self) -> None:
         await workers_gone(self._core)
+        if self._core.durability is not None:
+            await self._journal_closing()
+            await self._core.durability.close()
         for failure in await self._keeper.close():
             log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
 
     async def settled(self, timeout: float | None = None) -> None:
         """Wait until no handler of this bus has anything left to do.
 
-        By counting, not by time: it returns as soon as every queue is empty and every
-        handler idle. Delayed events that are not due do not count.
+        By counting, not by time: it returns as soon as every queue is empty, every handler
+        idle, and every durable handler that works here at the end of the journal. Delayed
+        events that are not due do not count, nor does a message whose next try is scheduled.
 
         Raises:
             SettleTimeoutError: Something still runs after `timeout`; it is named.
@@ -330,7 +344,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, Registrar[Subscription]):
         core.refuse_inside_handler("bus.settled()")
         if core.phase is Phase.NEW and core.busy(core.lanes.values(), commands=False):
             core.require_runtime()
-        await core.settle(lambda: list(core.lanes.values()), timeout, commands=True)
+        await quiet(core, timeout)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -66,3 +67,13 @@ class BusConfig(BaseModel):
 
     histogram_every: int = Field(default=1, ge=1)
     """Take the duration of every n-th call into the histogram; counts stay exact."""
+
+    record: Literal["all", "failures", "messages"] = "all"
+    """What a journal gets beside events: commands and every delivery, commands and the
+    deliveries that failed, or commands only."""
+
+    record_buffer: int = Field(default=10_000, ge=1)
+    """Commands and deliveries that may wait to be recorded; beyond that, handlers wait."""
+
+    require_ack: Literal["memory", "os", "fsync", "quorum", "quorum_fsync"] | None = None
+    """The least that a journal must promise for each append; otherwise the start fails."""

@@ -74,6 +74,17 @@ class EventFrame(Frame):
 
 
 @final
+class RetriedFrame(Frame):
+    """One event on a lane that was tried before, perhaps by another process."""
+
+    __slots__ = ("first_attempt",)
+    on_lane = True
+
+    def __init__(self, attempt: int) -> None:
+        self.first_attempt = attempt
+
+
+@final
 class ListFrame(Frame):
     """A list of events on a lane."""
 

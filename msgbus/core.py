@@ -17,7 +17,7 @@ from msgbus.errors import (
 from msgbus.injection import Call, bind
 from msgbus.lanes import Lane
 from msgbus.lifecycle import EventHandlerFailedEvent, LifecyclePort
-from msgbus.messages import Message, metadata_of
+from msgbus.messages import Message, SystemEvent, metadata_of
 from msgbus.middleware.chain import MiddlewareEntry, build_chain
 from msgbus.plans import CommandPlan, EventPlan, TopicPlans
 from msgbus.queue import BoundedEventQueue
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from msgbus.bus import MessageBus
     from msgbus.clock import Clock
     from msgbus.config import BusConfig
+    from msgbus.durability.hub import Durability
     from msgbus.injection import Providers
     from msgbus.registry import IRegistry
     from msgbus.runtime import Runtime
@@ -88,6 +89,8 @@ class BusCore(Quiescence):
         self.events: dict[type, EventPlan] = {}
         self.topics = TopicPlans()
         """Of events published under another topic than their class's."""
+        self.durability: Durability | None = None
+        """Everything that concerns the journal, if there is one."""
         self._threads = ThreadPool(config.max_threads)
         registry.watch(self.refresh)
 
@@ -167,9 +170,14 @@ class BusCore(Quiescence):
             handlers = self.registry.event_handlers(event_type, session_id)
         else:
             handlers = self.registry.event_handlers(event_type, session_id, topic)
-        lanes = [self.lane_of(registration, session) for registration in handlers]
         counts = self.ledger.event(event_type.__name__)
-        return EventPlan(lanes, counts, is_kept=self.accepting)
+        if self.durability is None or issubclass(event_type, SystemEvent):
+            lanes = [self.lane_of(registration, session) for registration in handlers]
+            return EventPlan(lanes, counts, is_kept=self.accepting)
+        here = [one for one in handlers if not self.durability.is_durable(one)]
+        lanes = [self.lane_of(registration, session) for registration in here]
+        # Not "kept": on a bus with a journal no event is simply appended to its queues.
+        return EventPlan(lanes, counts, is_kept=False, durable=len(handlers) - len(here))
 
     def lane_of(self, registration: Registration, session: BusSession | None) -> Lane:
         """The handler's lane, made at its first event; open if the bus runs."""
@@ -185,6 +193,7 @@ class BusCore(Quiescence):
             )
             lane = Lane(self, registration, queue, session_id)
             lane.is_retried = self.bus.is_retried(registration)
+            lane.is_durable = self.is_durable(registration)
             if self.runtime is not None:
                 lane.open(self.chain(registration, own))
             self.lanes[registration, session_id] = lane
@@ -201,7 +210,20 @@ class BusCore(Quiescence):
             inline=registration.inline,
             threads=self._threads,
         )
-        return self.bus.assemble(registration, call, session if owns else None)
+        call = self.bus.assemble(registration, call, session if owns else None)
+        if self.durability is not None and registration.is_command:
+            call = self.durability.recorder.with_message(registration, call)
+        return call
+
+    def recorded(self, registration: Registration, call: Call) -> Call:
+        """`call` with how each try ends written to the journal, if there is one."""
+        if self.durability is None:
+            return call
+        return self.durability.recorder.with_delivery(registration, call)
+
+    def is_durable(self, registration: Registration) -> bool:
+        """Whether a handler reads the journal instead of being handed what is published."""
+        return self.durability is not None and self.durability.is_durable(registration)
 
     def wrap(self, registration: Registration, call: Call, per: str) -> Call:
         """`call` inside the middleware that runs per attempt, or per message."""
@@ -226,8 +248,19 @@ class BusCore(Quiescence):
         """Register a handler and give its handle.
 
         Raises:
-            ConfigurationError: The bus runs, and the handler asks for what nobody provides.
+            ConfigurationError: The bus runs, and the handler asks for what nobody provides;
+                or it is to be durable, and cannot be.
         """
+        if self.durability is not None:
+            registration = self.durability.accept(registration, session_id)
+        elif registration.durable or registration.subscription:
+            asked = ["durable"] if registration.durable else []
+            message = (
+                f"{registration.name}: {', '.join([*asked, *(registration.subscription or ())])} "
+                f"is for durable subscriptions, and this bus has no journal. "
+                f'Make it with MessageBus(journal="sqlite:///shop.db").'
+            )
+            raise ConfigurationError(message)
         if self.phase is Phase.RUNNING:
             session = None if session_id is None else self.sessions.get(session_id)
             providers = self.providers if session is None else session.providers
@@ -235,6 +268,8 @@ class BusCore(Quiescence):
             if faults:
                 raise ConfigurationError(faults=faults)
         self.registry.add(registration, session_id, replace=replace)
+        if self.durability is not None:
+            self.durability.registered(registration)
         return Subscription(self, registration, session_id)
 
     # -- life ----------------------------------------------------------------------------

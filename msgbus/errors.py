@@ -49,6 +49,7 @@ MsgBusError
 │  ├─ JournalConflictError       a condition of the transaction does not hold; nothing was written
 │  │  └─ LeaseLostError          another holder has the lease; `.name`, `.epoch`
 │  ├─ CursorError                a cursor is missing, damaged or beyond the head; `.name`
+│  ├─ TransactionRefusedError    a queue refused one of its events; `.event_type`
 │  └─ ForbiddenStatementError    COMMIT, PRAGMA, ATTACH and the like inside a transaction
 ├─ StoredMessageError            a message that cannot be encoded or decoded; `.message_id`
 ├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
@@ -445,6 +446,16 @@ class CursorError(JournalError):
 
 class ForbiddenStatementError(JournalError):
     """A statement that would end, escape or reconfigure the journal's own transaction."""
+
+
+class TransactionRefusedError(JournalError):
+    """An event of a transaction found a queue that refuses it; nothing of it was written."""
+
+    def __init__(self, event_type: type, reason: str) -> None:
+        self.event_type = event_type
+        super().__init__(
+            f"{event_type.__name__} was refused, and its transaction with it: {reason}."
+        )
 
 
 class StoredMessageError(MsgBusError):

@@ -15,7 +15,15 @@ from msgbus.core import Phase
 from msgbus.errors import BusClosedError, QueueFullError, WrongMessageTypeError
 from msgbus.filters import FilterLike, filter_name, passes
 from msgbus.lifecycle import EventRefusedEvent
-from msgbus.messages import Event, Message, metadata_of, peek, require_event, set_meta
+from msgbus.messages import (
+    Event,
+    Message,
+    SystemEvent,
+    metadata_of,
+    peek,
+    require_event,
+    set_meta,
+)
 from msgbus.metadata import ROOT
 from msgbus.plans import EventPlan
 from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary
@@ -25,6 +33,7 @@ from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
+    from msgbus.queue import Gate
 
 
 class EventSide:
@@ -76,9 +85,9 @@ class EventSide:
         if fresh and outer is None and plan is not None and not headers and topic is None:
             set_meta(event, ROOT)
         else:
-            plan = self._prepare_event(event, outer, headers, topic)
+            plan = self.prepare_event(event, outer, headers, topic)
         if delay is not None or at is not None:
-            return self._schedule_event(event, plan, delay, at)
+            return await self._schedule_event(event, plan, delay, at)
         if self._filters:
             return await self._filter_and_admit(event, plan, outer)
         # The common cases, in place: room everywhere, and then the same as `queue.push`.
@@ -151,14 +160,14 @@ class EventSide:
         summary.accepted += 1
         return True
 
-    def _prepare_event(
+    def prepare_event(
         self,
         event: Event,
         outer: Frame | None,
-        headers: Mapping[str, str] | None,
-        topic: str | None,
+        headers: Mapping[str, str] | None = None,
+        topic: str | None = None,
     ) -> EventPlan:
-        """Everything that a plain event from outside does not need."""
+        """Everything that a plain event from outside does not need; for the bus's parts."""
         require_event(event)
         self._core.require_open("publish on", outer)
         meta = fix_in_frame(event, outer, headers=headers, topic=topic)
@@ -173,7 +182,7 @@ class EventSide:
             return refused
         # A filter may have awaited: handlers may have come or gone, the bus may have stopped.
         try:
-            plan = self._prepare_event(event, outer, None, None)
+            plan = self.prepare_event(event, outer)
         except BusClosedError:
             plan.counts.rejected += 1
             raise
@@ -192,19 +201,38 @@ class EventSide:
         return None
 
     async def _admit(self, event: Event, plan: EventPlan, outer: Frame | None) -> PublishReceipt:
-        may_wait = outer is None or not outer.on_lane
+        durability = self._core.durability
+        if durability is not None and not isinstance(event, SystemEvent):
+            return await durability.publisher.publish(event, plan, outer)
+        return await self.admit(event, plan, outer)
+
+    async def admit(
+        self,
+        event: Event,
+        plan: EventPlan,
+        outer: Frame | None,
+        commit: Gate | None = None,
+        *,
+        may_wait: bool = True,
+    ) -> PublishReceipt:
+        """Put `event` into the queues of its handlers in this process; for the bus's parts."""
+        may_wait = may_wait and (outer is None or not outer.on_lane)
         if self._core.phase is Phase.NEW:
             self._refuse_if_full(plan)
             may_wait = False
 
         def replan() -> EventPlan:
-            return self._prepare_event(event, outer, None, None)
+            return self.prepare_event(event, outer)
 
         if not may_wait:
-            return await admit_event(event, plan, replan, self._core.clock, may_wait=False)
+            return await admit_event(
+                event, plan, replan, self._core.clock, may_wait=False, commit=commit
+            )
         self._core.waiting_publishers += 1
         try:
-            return await admit_event(event, plan, replan, self._core.clock, may_wait=True)
+            return await admit_event(
+                event, plan, replan, self._core.clock, may_wait=True, commit=commit
+            )
         finally:
             self._core.waiting_publishers -= 1
             self._core.work_ended()
@@ -219,7 +247,7 @@ class EventSide:
                     reason="the bus is not started, so nobody would ever make room.",
                 )
 
-    def _schedule_event(
+    async def _schedule_event(
         self, event: Event, plan: EventPlan, delay: float | None, at: datetime | None
     ) -> PublishReceipt:
         if delay is not None and at is not None:
@@ -233,19 +261,23 @@ class EventSide:
         elif delay is not None and not isfinite(delay):
             message = f"delay must be a number of seconds, not {delay}."
             raise ValueError(message)
-        cancel = self._schedule.add(event, max(delay or 0.0, 0.0))
+        delay = max(delay or 0.0, 0.0)
+        durability = self._core.durability
+        if durability is not None and not isinstance(event, SystemEvent):
+            return await durability.schedule(event, delay, handlers=plan.receipt.handlers)
+        cancel = self._schedule.add(event, delay)
         return PublishReceipt(PublishStatus.ACCEPTED, handlers=plan.receipt.handlers, cancel=cancel)
 
     async def _publish_due(self, event: Event) -> None:
         """Publish a delayed event. Nobody waits for a receipt, so a refusal is told about."""
         core = self._core
         try:
-            plan = self._prepare_event(event, None, None, None)
+            plan = self.prepare_event(event, None)
             receipt = await self._ask_filters(event, plan)
             if receipt is None:
                 # As on a lane: nobody may be kept waiting for a delayed event's room.
                 def replan() -> EventPlan:
-                    return self._prepare_event(event, None, None, None)
+                    return self.prepare_event(event, None)
 
                 receipt = await admit_event(event, replan(), replan, core.clock, may_wait=False)
             reason = "" if receipt.status is not PublishStatus.REJECTED else receipt.reason

@@ -69,6 +69,7 @@ class Lane:
         "invoke",
         "is_closing",
         "is_dead",
+        "is_durable",
         "is_leaving",
         "is_paused",
         "is_retried",
@@ -101,6 +102,8 @@ class Lane:
         """Its workers end once the queue is empty."""
         self.is_dead = False
         """Was given up: what still runs no longer counts."""
+        self.is_durable = False
+        """Whether it is fed from the journal, which also decides on other tries."""
         self.is_leaving = False
         """Is forgotten by the bus once its last worker has gone."""
         self.is_retried = False

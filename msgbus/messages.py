@@ -54,6 +54,15 @@ class Wire:
     """Field name or function that gives the ordering key."""
 
 
+# One entry a class: appending is atomic, adding to a number is not.
+_defined: Final[list[None]] = []
+
+
+def classes_defined() -> int:
+    """How many message classes there have been: for those who keep lists of them."""
+    return len(_defined)
+
+
 class Message(BaseModel):
     """Base of everything that travels on a bus.
 
@@ -111,6 +120,7 @@ class Message(BaseModel):
         if key is None and hasattr(cls, "__wire__"):
             key = cls.__wire__.key
         cls.__wire__ = Wire(name or cls.__name__, version, topic, key)
+        _defined.append(None)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

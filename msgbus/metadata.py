@@ -57,6 +57,7 @@ class Metadata:
         "fixed",
         "from_system",
         "headers",
+        "place",
         "session_id",
         "topic",
     )
@@ -85,6 +86,8 @@ class Metadata:
         self.from_system = from_system
         self._root_id = root_id
         self.depth = depth
+        self.place: tuple[int, float] | None = None
+        """Where and when a journal has recorded it: offset, seconds since the epoch."""
 
     @property
     def message_id(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, final
 
-from msgbus.queue import Gated, gate_by_priority
+from msgbus.queue import Gate, Gated, gate_by_priority
 from msgbus.receipts import PublishReceipt, PublishStatus
 
 if TYPE_CHECKING:
@@ -40,14 +40,27 @@ class CommandPlan:
 class EventPlan:
     """Where events of one type go."""
 
-    __slots__ = ("_counts", "_priorities", "admitted", "is_plain", "only", "queues", "receipt")
+    __slots__ = (
+        "_counts",
+        "_priorities",
+        "admitted",
+        "durable",
+        "is_plain",
+        "only",
+        "queues",
+        "receipt",
+    )
 
-    def __init__(self, lanes: Sequence[Lane], counts: EventCounts, *, is_kept: bool) -> None:
+    def __init__(
+        self, lanes: Sequence[Lane], counts: EventCounts, *, is_kept: bool, durable: int = 0
+    ) -> None:
         self._counts = counts
         self.admitted = 0
         """Events admitted on the fast path since the last `settle_accounts`."""
         self.queues = tuple(lane.queue for lane in lanes)
-        self.receipt = PublishReceipt(PublishStatus.ACCEPTED, handlers=len(lanes))
+        self.durable = durable
+        """How many more handlers will find it in the journal."""
+        self.receipt = PublishReceipt(PublishStatus.ACCEPTED, handlers=len(lanes) + durable)
         priorities = [lane.priority for lane in lanes]
         self._priorities = priorities
         self.is_plain = is_kept and len(set(priorities)) <= 1
@@ -73,11 +86,20 @@ class EventPlan:
         self._counts.admitted += 1
         self._counts.pairs += len(self.queues)
 
-    def items(self, event: Event) -> Sequence[Event | Gated]:
-        """The event as it goes into each queue: behind gates if priorities differ."""
-        if len(set(self._priorities)) <= 1:
+    def take_back(self) -> None:
+        """One event that was counted as admitted was not published after all."""
+        self._counts.admitted -= 1
+        self._counts.pairs -= len(self.queues)
+        self._counts.rejected += 1
+
+    def items(self, event: Event, commit: Gate | None = None) -> Sequence[Event | Gated]:
+        """The event as it goes into each queue: behind gates if priorities differ.
+
+        With `commit`, all of them wait for that gate too.
+        """
+        if commit is None and len(set(self._priorities)) <= 1:
             return (event,) * len(self.queues)
-        return gate_by_priority(event, self._priorities)
+        return gate_by_priority(event, self._priorities, commit)
 
 
 @final

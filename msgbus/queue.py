@@ -35,11 +35,18 @@ WAITING_STRATEGIES: Final = frozenset(
 class Gate:
     """Opens for an event once all handlers of higher priority are done with it."""
 
-    __slots__ = ("_opened", "remaining")
+    __slots__ = ("_opened", "is_void", "remaining")
 
     def __init__(self, remaining: int) -> None:
         self.remaining = remaining
+        self.is_void = False
+        """Whether the event behind it was never published after all."""
         self._opened: anyio.Event | None = None
+
+    def call_off(self) -> None:
+        """Open it for nobody: the journal has not taken the event."""
+        self.is_void = True
+        self.one_done()
 
     def one_done(self) -> None:
         """One more handler of higher priority is done, in whatever way."""
@@ -60,10 +67,11 @@ class Gated:
     """An event in one handler's queue, with somebody who waits for its end.
 
     Those are handlers of lower priority, behind their gates, or one who sent the event to
-    this handler alone and wants to know what became of it.
+    this handler alone and wants to know what became of it. On a bus with a journal all are
+    behind a gate that opens once the event is committed.
     """
 
-    __slots__ = ("_later", "_report", "error", "event", "gate", "is_handled")
+    __slots__ = ("_later", "_report", "attempt", "commit", "error", "event", "gate", "is_handled")
 
     def __init__(
         self,
@@ -71,15 +79,31 @@ class Gated:
         gate: Gate | None,
         later: tuple[Gate, ...],
         report: Callable[[Gated], None] | None = None,
+        *,
+        commit: Gate | None = None,
+        attempt: int = 1,
     ) -> None:
         self.event = event
         self.gate = gate
         self._later = later
         self._report = report
+        self.commit = commit
+        """Opens when the journal has the event."""
+        self.attempt = attempt
+        """The number of the first try of this delivery."""
         self.is_handled = False
         """Whether the handler succeeded, or did not want it."""
         self.error: BaseException | None = None
         """What it failed with."""
+
+    def report_to(self, report: Callable[[Gated], None]) -> None:
+        """Have `report` called when this handler is done with it."""
+        self._report = report
+
+    @property
+    def is_void(self) -> bool:
+        """Whether the event was never published after all, and is nobody's to handle."""
+        return self.commit is not None and self.commit.is_void
 
     def done(self) -> None:
         """This handler is done with it: success, failure, timeout and drop alike."""
@@ -324,8 +348,13 @@ def admit(
     return tuple(dropped)
 
 
-def gate_by_priority(event: Event, priorities: Sequence[int]) -> list[Gated]:
-    """Items for queues of these priorities (highest first) that open one after another."""
+def gate_by_priority(
+    event: Event, priorities: Sequence[int], commit: Gate | None = None
+) -> list[Gated]:
+    """Items for queues of these priorities (highest first) that open one after another.
+
+    With `commit`, the first of them open when it does.
+    """
     gates: dict[int, Gate] = {}
     for place, priority in enumerate(priorities):
         if priority != priorities[0]:
@@ -335,8 +364,9 @@ def gate_by_priority(event: Event, priorities: Sequence[int]) -> list[Gated]:
     return [
         Gated(
             event,
-            gates.get(priority),
+            gates.get(priority, commit),
             tuple(gate for lower, gate in gates.items() if lower < priority),
+            commit=commit,
         )
         for priority in priorities
     ]

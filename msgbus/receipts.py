@@ -54,7 +54,14 @@ class PublishReceipt:
     """Why it was rejected, or which filter turned it away."""
 
     cancel: Callable[[], bool] | None = None
-    """For a scheduled event: takes it back; false if it was too late."""
+    """For an event scheduled in memory: takes it back; false if it was too late.
+    `bus.unschedule` does so for every scheduled event."""
+
+    offset: int | None = None
+    """Its place in the journal, if it is `DURABLE` and not scheduled."""
+
+    duplicate: bool = False
+    """The journal had this message already; nobody gets it again."""
 
     @property
     def accepted(self) -> bool:

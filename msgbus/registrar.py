@@ -29,8 +29,12 @@ from msgbus.registrations import (
 )
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from msgbus.config import QueueConfig
     from msgbus.filters import FilterLike
+    from msgbus.subscriptions.config import RetryTiers
+    from msgbus.subscriptions.mode import Delivery, Mode, Poison, StartAt
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
@@ -58,6 +62,17 @@ class EventOptions(TypedDict, total=False):
     queue: QueueConfig | None
     inline: bool
     durable: bool | str | None
+    mode: Mode
+    delivery: Delivery
+    start: StartAt | int | datetime
+    max_in_flight: int
+    ack_timeout: float | None
+    rate_limit: float | None
+    burst: int
+    retry: RetryTiers
+    on_poison: Poison
+    park_key: bool
+    idempotent: bool
 
 
 class HandlesDecorator(Protocol[R]):
@@ -220,8 +235,12 @@ class Registrar(ABC, Generic[T_co]):
             filter: Only events it lets through are handled.
             queue: A queue of its own size and strategy.
             inline: Call a sync handler on the event loop: for trivial ones only.
-            durable: Needs a journal.
-            **subscription: Options of durable subscriptions; need a journal.
+            durable: On a bus with a journal: false to be called only for what is published
+                while the process lives, a name to go on under it whatever the function is
+                called. Named handlers are durable there unless this is false.
+            **subscription: How it reads the journal: `mode`, `delivery`, `start`,
+                `max_in_flight`, `ack_timeout`, `rate_limit`, `burst`, `retry`, `on_poison`,
+                `park_key`, `idempotent`; see `SubscriptionConfig`.
 
         Raises:
             HandlerSignatureError: The handler could never be called.
@@ -231,10 +250,6 @@ class Registrar(ABC, Generic[T_co]):
         message_type, pattern = read_event_target(event_type)
         _check_positive("timeout", timeout)
         _check_positive("concurrency", concurrency)
-        if durable or subscription:
-            asked = ", ".join(["durable", *subscription] if durable else subscription)
-            message = f"{asked}: durable subscriptions need a bus with a journal."
-            raise ConfigurationError(message)
         registration = make_registration(
             message_type,
             handler,
@@ -247,6 +262,8 @@ class Registrar(ABC, Generic[T_co]):
             filter=filter,
             queue=queue,
             inline=inline,
+            durable=durable,
+            subscription=subscription or None,
         )
         return self._register(registration)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast, final
 
@@ -35,6 +35,10 @@ class Registration:
     """Whether the user gave the name, rather than the function."""
     pattern: TopicPattern | None = None
     """The topics it is registered for, if it is not for a class."""
+    durable: bool | str | None = None
+    """Whether it goes on where it was after a restart, and under which name, if said."""
+    subscription: Mapping[str, Any] | None = None
+    """What was said of its place in the journal."""
 
     @property
     def is_command(self) -> bool:

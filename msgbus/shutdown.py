@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
 
 from msgbus.core import Phase
-from msgbus.errors import SettleTimeoutError
+from msgbus.errors import JournalError, SettleTimeoutError
 from msgbus.receipts import DrainReport, Undelivered
 from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
+    from msgbus.durability.hub import Durability
     from msgbus.messages import Event
 
 # For cancelled handlers to clean up. In real seconds, whatever the bus's clock: it is
@@ -25,12 +26,52 @@ async def drain(core: BusCore, timeout: float | None) -> None:
     """Let all lanes and commands finish, for as long as `timeout`."""
     core.drained_from = _finished(core)
     if core.runtime is not None:
-        with suppress(SettleTimeoutError):
-            await core.settle(lambda: list(core.lanes.values()), timeout, commands=True)
+        try:
+            await quiet(core, timeout)
+        except SettleTimeoutError:
+            pass  # the report says what is left
+        except JournalError as error:
+            log.error("journal_failed", bus=core.config.name, error=redact_exception(error))
 
 
-def end(core: BusCore, scheduled: tuple[Event, ...]) -> DrainReport:
-    """Close the bus for good, in one step, and say what became of everything."""
+async def quiet(core: BusCore, timeout: float | None) -> None:
+    """Wait until nothing is left to do, in the queues and in the journal.
+
+    Raises:
+        SettleTimeoutError: Something still runs after `timeout`; it is named.
+    """
+    if core.durability is None or core.phase is Phase.NEW:
+        await _lanes_quiet(core, timeout)
+    elif timeout is None:
+        await _all_quiet(core, core.durability)
+    else:
+        # Real time is a second limit, as for the lanes.
+        with anyio.move_on_after(timeout) as real, core.clock.cancel_after(timeout) as scope:
+            await _all_quiet(core, core.durability)
+        if real.cancel_called or scope.cancel_called:
+            busy = core.busy(core.lanes.values(), commands=True) + core.durability.busy()
+            if busy:
+                raise SettleTimeoutError(busy, seconds=timeout)
+
+
+async def _all_quiet(core: BusCore, durability: Durability) -> None:
+    while True:
+        await _lanes_quiet(core, None)
+        await durability.caught_up()
+        if not core.busy(core.lanes.values(), commands=True):
+            return
+
+
+async def _lanes_quiet(core: BusCore, timeout: float | None) -> None:
+    await core.settle(lambda: list(core.lanes.values()), timeout, commands=True)
+
+
+async def end(core: BusCore, scheduled: tuple[Event, ...]) -> DrainReport:
+    """Close the bus for good, and say what became of everything."""
+    persisted = 0
+    if core.durability is not None and core.runtime is not None:
+        # Those first: they hand out nothing more, and what they have in hand goes back.
+        persisted = await core.durability.stop()
     core.phase = Phase.STOPPED
     handled = _finished(core) - core.drained_from
     for stream in list(core.streams):
@@ -51,6 +92,7 @@ def end(core: BusCore, scheduled: tuple[Event, ...]) -> DrainReport:
         )
     return DrainReport(
         handled=handled,
+        persisted=persisted,
         abandoned=abandoned,
         leftovers=tuple(leftovers),
         scheduled=scheduled,

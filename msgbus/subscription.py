@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
+from msgbus.errors import BusStateError
+
 if TYPE_CHECKING:
     from msgbus.core import BusCore
     from msgbus.lanes import Lane
     from msgbus.messages import Message
     from msgbus.registrations import Registration
+    from msgbus.subscriptions.mode import StartAt
+    from msgbus.subscriptions.progress import Progress
+    from msgbus.subscriptions.subscription import DurableSubscription
 
 
 @final
 class Subscription:
-    """One event handler on one bus or session."""
+    """One event handler on one bus or session.
+
+    `seek`, `progress` and `caught_up` are for durable ones, which read the journal.
+    """
 
     def __init__(self, core: BusCore, registration: Registration, session_id: str | None) -> None:
         self._core = core
@@ -37,6 +45,11 @@ class Subscription:
         return None if pattern is None else pattern.pattern
 
     @property
+    def is_durable(self) -> bool:
+        """Whether it reads the journal, and goes on where it was after a restart."""
+        return self._core.is_durable(self._registration)
+
+    @property
     def pending(self) -> int:
         """Events that wait for the handler or are being handled."""
         lane = self._lane
@@ -47,12 +60,57 @@ class Subscription:
         return self._core.lanes.get((self._registration, self._session_id))
 
     def pause(self) -> None:
-        """Take no more events from the queue for now; the queue goes on filling."""
-        self._made_lane().pause()
+        """Take no more events from the queue for now; the queue goes on filling.
+
+        A durable one takes no more from the journal.
+        """
+        if self.is_durable:
+            self._durable().pause()
+        else:
+            self._made_lane().pause()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
-        self._made_lane().resume()
+        """Go on after `pause`, or try a blocked message once more."""
+        if self.is_durable:
+            self._durable().resume()
+        else:
+            self._made_lane().resume()
+
+    async def seek(self, start: StartAt | int) -> None:
+        """Go on at another place in the journal, back or forth.
+
+        Raises:
+            BusStateError: It is not durable, or does not work in this process.
+        """
+        await self._durable().seek(start)
+
+    def progress(self) -> Progress:
+        """How far it has come in the journal.
+
+        Raises:
+            BusStateError: It is not durable, or the bus has not started.
+        """
+        return self._durable().progress()
+
+    async def caught_up(self, offset: int | None = None, timeout: float | None = None) -> int:
+        """Return when everything up to `offset`, or to the head as it is now, is done.
+
+        Raises:
+            SettleTimeoutError: It took longer than `timeout`.
+            BusStateError: It is not durable, or ended meanwhile.
+        """
+        return await self._durable().caught_up(offset, timeout)
+
+    def _durable(self) -> DurableSubscription:
+        durability = self._core.durability
+        handler = None if durability is None else durability.subscribers.of(self._registration)
+        if handler is None:
+            message = f"{self.name} is not durable: it has no place in a journal."
+            raise BusStateError(message)
+        if handler.subscription is None:
+            message = f"{self.name} reads the journal once the bus is started."
+            raise BusStateError(message)
+        return handler.subscription
 
     def _made_lane(self) -> Lane:
         session = None
@@ -66,11 +124,14 @@ class Subscription:
         Returns:
             How many events were abandoned because `timeout` ran out; usually 0.
         """
-        self._core.registry.remove(self._registration, self._session_id)
+        core = self._core
+        core.registry.remove(self._registration, self._session_id)
+        if core.durability is not None:
+            await core.durability.subscribers.forget(self._registration, timeout)
         lane = self._lane
         if lane is None:
             return 0
-        return await self._core.retire([lane], timeout)
+        return await core.retire([lane], timeout)
 
     def __repr__(self) -> str:
         return f"<Subscription {self.name} on {self._registration.target_name}>"

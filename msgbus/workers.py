@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast, final
 
-from msgbus.context import EventFrame, ListFrame, current_frame
+from msgbus.context import EventFrame, Frame, ListFrame, RetriedFrame, current_frame
 from msgbus.filters import passes
 from msgbus.middleware.chain import not_awaited
 from msgbus.queue import Gated
@@ -87,8 +87,14 @@ class Worker:
             if type(event) is Gated:
                 gated, event = event, event.event
                 await self._pass_gate(gated)
+                if gated.is_void:
+                    self.in_hand = 0
+                    gated.done()
+                    continue
                 began = now()
-            frame = EventFrame()
+            frame: Frame = (
+                EventFrame() if gated is None or gated.attempt == 1 else RetriedFrame(gated.attempt)
+            )
             frame.message = event
             frame.owner = lane
             frame.context = None
@@ -207,7 +213,10 @@ class ListWorker(Worker):
             await self._linger(left, taken)
 
     async def _take_open(self, taken: list[Event | Gated]) -> bool:
-        """Take events up to the first that is behind a gate; false if there is one."""
+        """Take events up to the first that is behind a gate; false if there is one.
+
+        A gate that waits for the journal is waited for: it opens soon.
+        """
         queue = self._lane.queue
         if not queue.has_gated and not self._lane.is_paused:
             count = min(len(queue.items), queue.batch_size - len(taken))
@@ -219,7 +228,7 @@ class ListWorker(Worker):
             head = queue.items[0]
             gate = head.gate if type(head) is Gated else None
             if gate is not None and gate.remaining:
-                if taken:
+                if taken and gate is not head.commit:
                     return False
                 self.at_gate = head.event
                 try:
@@ -227,9 +236,13 @@ class ListWorker(Worker):
                 finally:
                     self.at_gate = None
                 continue
-            taken.append(queue.items.popleft())
-            self.in_hand += 1
+            queue.items.popleft()
             queue.made_room()
+            if type(head) is Gated and head.is_void:
+                head.done()
+                continue
+            taken.append(head)
+            self.in_hand += 1
         return True
 
     async def _linger(self, seconds: float, taken: list[Event | Gated]) -> None:

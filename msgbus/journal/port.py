@@ -32,7 +32,8 @@ class Journal(Protocol):
     Offsets are whole numbers that grow from 1; there may be gaps, so they are compared, never
     counted with. `offset + 1` is always a valid start behind `offset`.
 
-    Calls may come from any task, on asyncio or trio. A call that is cancelled while it waits
+    Calls may come from any task, on asyncio or trio. What is written is written in the order in
+    which the calls were made. A call that is cancelled while it waits
     may still have been written: append the same message again, and the journal knows it.
     """
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from msgbus.resilience.retry import Trouble
     from msgbus.results import CommandResult, FailedResult
     from msgbus.session import BusSession
+    from msgbus.subscriptions.config import RetryTiers
 
 
 DEFAULT_RETRY: Final = RetryConfig()
@@ -192,8 +193,8 @@ class ResilientMessageBus(MessageBus):
         # Not at the top: a bus without a journal does not pay for one.
         from msgbus.journal.letters import JournalDeadLetterStore
 
-        # Asked for when it is needed: a journal is opened when the bus starts.
-        return JournalDeadLetterStore(lambda: getattr(self, "journal", None))
+        # Asked for when it is needed: a journal is opened at the first use.
+        return JournalDeadLetterStore(lambda: self.journal)
 
     async def start(self) -> None:
         """As on every bus; opens the dead letters first.
@@ -233,7 +234,12 @@ class ResilientMessageBus(MessageBus):
         return result
 
     def event_failed(self, lane: Lane, event: Event, error: BaseException) -> None:
-        """Keep an event that its handler could not handle."""
+        """Keep an event that its handler could not handle.
+
+        Of durable handlers the journal decides: another try, or a dead letter.
+        """
+        if lane.is_durable:
+            return
         frame = current_frame.get()
         if frame is not None and not _is_about(frame, event):
             frame = None  # this event failed before its handler was called
@@ -317,6 +323,7 @@ class ResilientMessageBus(MessageBus):
         call = core.limit_time(registration, core.wrap(registration, call, "attempt"))
         if registration.timeout is None and guard.policy.timeout is not None:
             call = with_timeout(call, guard.policy.timeout, registration.name, core.clock)
+        call = core.recorded(registration, call)
         for limit in guard.limits:
             call = _inside(limit, call)
         if registration.batch:
@@ -325,6 +332,22 @@ class ResilientMessageBus(MessageBus):
         if any(entry.per == "message" for entry in core.middleware):
             call = marking(call)
         return core.wrap(registration, call, "message")
+
+    def retry_tiers(self, registration: Registration) -> RetryTiers:
+        """How often a durable handler tries again: as its policy says.
+
+        A policy that cannot be kept in a journal is followed in the process, around each
+        delivery.
+        """
+        from msgbus.subscriptions.config import RetryTiers
+
+        return self._tiers(registration) or RetryTiers(max_attempts=1)
+
+    def _tiers(self, registration: Registration) -> RetryTiers | None:
+        from msgbus.subscriptions.tiers import tiers_of
+
+        retry = self._policies.of(registration).retry
+        return None if retry is None else tiers_of(retry)
 
     def is_retried(self, registration: Registration) -> bool:
         """Whether a failed list is tried again by its policy, and not by its worker."""
@@ -340,6 +363,9 @@ class ResilientMessageBus(MessageBus):
 
     def _make_guard(self, registration: Registration, session: BusSession | None) -> Guard:
         policy = self._policies.of(registration)
+        if self._core.is_durable(registration) and self._tiers(registration) is not None:
+            # Its subscription tries again, and still knows after a restart how often it has.
+            policy = replace(policy, retry=None)
         circuit: CircuitBreaker | None = None
         if policy.breaker is not None:
             circuit = self._circuits.of(registration, policy.breaker, is_own=session is not None)

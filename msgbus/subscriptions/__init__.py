@@ -4,6 +4,7 @@
 Nothing here knows of buses or message classes: records go in, acks come out.
 """
 
+from msgbus.subscription import Subscription
 from msgbus.subscriptions.config import RetryTiers, SubscriptionConfig
 from msgbus.subscriptions.dispatcher import Consumer, Deliver, Dispatcher
 from msgbus.subscriptions.engine import SubscriptionEngine
@@ -25,6 +26,7 @@ __all__ = [
     "RetryTiers",
     "Standing",
     "StartAt",
+    "Subscription",
     "SubscriptionConfig",
     "SubscriptionEngine",
     "tiers_of",

@@ -137,5 +137,11 @@ class TestSignatures:
 
         with pytest.raises(ConfigurationError, match="journal"):
             MessageBus().subscribe(Happened, listen, durable="receipts")
-        with pytest.raises(ConfigurationError, match="journal"):
-            MessageBus(journal="sqlite:///x.db")
+        with pytest.raises(ConfigurationError, match="ack_timeout is for durable"):
+            MessageBus().subscribe(Happened, listen, ack_timeout=3)
+        registry = HandlerRegistry()
+        registry.subscribe(Happened, listen, durable="receipts")
+        with pytest.raises(ConfigurationError, match="no journal"):
+            MessageBus(registries=[registry])
+        with pytest.raises(ConfigurationError, match="is no journal"):
+            MessageBus(journal=3)

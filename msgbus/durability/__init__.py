@@ -1,0 +1,9 @@
+"""What connects a bus with a journal: `MessageBus(journal="sqlite:///shop.db")`.
+
+Loaded only by a bus that has one.
+"""
+
+from msgbus.durability.hub import Durability
+from msgbus.durability.transactions import Transaction
+
+__all__ = ["Durability", "Transaction"]

@@ -1,0 +1,168 @@
+"""`Durability`: everything of one bus that concerns its journal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+from msgbus.core import Phase
+from msgbus.durability.publishing import Publisher
+from msgbus.durability.recording import Recorder
+from msgbus.durability.subscribers import Subscribers
+from msgbus.errors import ConfigurationError
+from msgbus.journal.codec import MessageCodec
+from msgbus.journal.opening import open_journal
+from msgbus.journal.port import Journal
+from msgbus.journal.records import AckLevel
+from msgbus.messages import metadata_of
+from msgbus.telemetry.logging import log
+
+if TYPE_CHECKING:
+    from msgbus.core import BusCore
+    from msgbus.journal.records import Record
+    from msgbus.messages import Event, Message
+    from msgbus.receipts import PublishReceipt
+    from msgbus.registrations import Registration
+
+
+@final
+class Durability:
+    """The journal of a bus, and all who write to it and read from it on the bus's behalf.
+
+    A journal that was named by a URL is opened at the first use and closed with the bus; one
+    that was handed over stays its owner's.
+    """
+
+    def __init__(self, core: BusCore, journal: str | Journal) -> None:
+        self.core = core
+        self.codec = MessageCodec()
+        self._url = journal if isinstance(journal, str) else None
+        self._journal = None if isinstance(journal, str) else journal
+        self.recorder = Recorder(self)
+        self.publisher = Publisher(self)
+        self.subscribers = Subscribers(self)
+
+    @property
+    def journal(self) -> Journal:
+        """The journal, opened if it was not yet.
+
+        Raises:
+            JournalOpenError: It cannot be.
+        """
+        if self._journal is None:
+            assert self._url is not None  # noqa: S101 (one of the two is given)
+            self.core.require_open("open the journal of")
+            self._journal = open_journal(self._url, clock=self.core.clock)
+        return self._journal
+
+    def decode(self, record: Record) -> Message:
+        """The message of a record, which knows where it was recorded.
+
+        Raises:
+            StoredMessageError: It does not fit its class.
+        """
+        message = self.codec.decode(record)
+        metadata_of(message).place = (record.offset, record.time)
+        return message
+
+    # -- handlers --------------------------------------------------------------------------------
+
+    def accept(self, registration: Registration, session_id: str | None) -> Registration:
+        """A handler that is being registered, as it is to be used here."""
+        self.codec.register(registration.message_type)
+        return self.subscribers.accept(registration, session_id)
+
+    def registered(self, registration: Registration) -> None:
+        """A handler has been registered."""
+        if self.core.phase is Phase.RUNNING:
+            self.subscribers.start_soon(registration)
+
+    def is_durable(self, registration: Registration) -> bool:
+        """Whether a handler reads the journal instead of being handed what is published."""
+        return self.subscribers.of(registration) is not None
+
+    async def schedule(self, event: Event, delay: float, *, handlers: int) -> PublishReceipt:
+        """Keep an event in the journal until its time has come."""
+        raise NotImplementedError
+
+    # -- life ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Go on where the last process stopped, and say what was found.
+
+        Raises:
+            ConfigurationError: The journal promises less than the bus requires.
+            JournalError: It cannot be opened or read.
+        """
+        runtime = self.core.require_runtime()
+        self._check_level()
+        await self._say_what_is_there()
+        self.recorder.open(runtime)
+        await self.subscribers.start()
+
+    def _check_level(self) -> None:
+        wanted = self.core.config.require_ack
+        if wanted is not None and self.journal.level < AckLevel[wanted.upper()]:
+            message = (
+                f"The bus requires require_ack={wanted!r}, but its journal promises only "
+                f"{self.journal.level.name.lower()!r}. Use another journal, or require less."
+            )
+            raise ConfigurationError(message)
+
+    async def _say_what_is_there(self) -> None:
+        head = await self.journal.head()
+        cursors = await self.journal.cursors()
+        log.info(
+            "journal_opened",
+            bus=self.core.config.name,
+            journal=self._url or repr(self._journal),
+            messages_up_to=head,
+            subscriptions=len(cursors),
+            behind=sum(max(head - cursor.offset, 0) for cursor in cursors),
+            in_doubt=sum(max(cursor.fetched - cursor.offset, 0) for cursor in cursors),
+            next_due=await self.journal.next_due(),
+        )
+
+    def busy(self) -> list[str]:
+        """Durable handlers that have not caught up with what this bus has published."""
+        names: list[str] = []
+        for handler in self.subscribers:
+            progress = handler.progress()
+            if progress is not None and handler.is_active and progress.lag:
+                names.append(f"{handler.name} (up to {progress.lag} messages behind)")
+        return names
+
+    async def caught_up(self) -> None:
+        """Wait until every durable handler has done all that there is now.
+
+        What they publish meanwhile counts too; what others append does not. When the bus
+        stops, only those are waited for that work here and get on.
+        """
+        for handler in self.subscribers:
+            if handler.starting is not None:
+                await handler.starting.wait()
+        target = await self.journal.head()
+        while True:
+            for handler in self.subscribers:
+                wanted = handler.is_active or self.core.accepting
+                if handler.subscription is not None and wanted:
+                    await handler.subscription.caught_up(target)
+            if self.publisher.appended <= target:
+                break
+            target = self.publisher.appended
+        await self.recorder.flush()
+
+    async def stop(self) -> int:
+        """Write all cursors; how many pairs, at most, are left for the next start."""
+        await self.subscribers.close()
+        stands = [handler.progress() for handler in self.subscribers]
+        return sum(one.lag + one.scheduled for one in stands if one is not None)
+
+    async def close(self) -> None:
+        """Write what is buffered, and let go of a journal that this bus has opened."""
+        if self._journal is None:
+            return
+        try:
+            await self.recorder.close()
+        finally:
+            if self._url is not None:
+                await self._journal.close()

@@ -1,0 +1,120 @@
+"""Publishing on a bus with a journal: room first, then the journal, then the handlers.
+
+An event takes its place in the queues of the handlers in this process before it is appended,
+behind a gate that opens when the journal has it. So there is room for it, all handlers see
+events in the order of the journal, and what the journal refuses is handled by nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
+
+import anyio
+
+from msgbus.durability.transactions import current_transaction
+from msgbus.journal.operations import Append, Operation
+from msgbus.messages import metadata_of
+from msgbus.queue import Gate
+from msgbus.receipts import PublishReceipt, PublishStatus
+
+if TYPE_CHECKING:
+    from msgbus.context import Frame
+    from msgbus.durability.hub import Durability
+    from msgbus.journal.records import Ack, Record
+    from msgbus.messages import Event
+    from msgbus.plans import EventPlan
+
+
+@final
+class Placed:
+    """An event that has its place in all queues, and waits for the journal."""
+
+    __slots__ = ("_gate", "_plan", "_receipt", "event", "record")
+
+    def __init__(
+        self, event: Event, record: Record, plan: EventPlan, receipt: PublishReceipt, gate: Gate
+    ) -> None:
+        self.event = event
+        self.record = record
+        self._plan = plan
+        self._receipt = receipt
+        self._gate = gate
+
+    def committed(self, ack: Ack) -> PublishReceipt:
+        """The journal has it: let the handlers begin."""
+        metadata_of(self.event).place = (ack.offset, self.record.time)
+        if ack.duplicate:
+            self._plan.take_back()
+            self._gate.call_off()
+            return PublishReceipt(PublishStatus.DURABLE, offset=ack.offset, duplicate=True)
+        self._gate.one_done()
+        dropped = self._receipt.dropped
+        return PublishReceipt(
+            PublishStatus.DROPPED if dropped else PublishStatus.DURABLE,
+            handlers=self._receipt.handlers,
+            dropped=dropped,
+            offset=ack.offset,
+        )
+
+    def refused(self) -> None:
+        """The journal does not have it: nobody gets it."""
+        self._plan.take_back()
+        self._gate.call_off()
+
+
+@final
+class Publisher:
+    """Takes events to the journal and to the handlers in this process."""
+
+    def __init__(self, hub: Durability) -> None:
+        self._hub = hub
+        self.appended = 0
+        """The highest offset that this bus was given."""
+
+    async def publish(self, event: Event, plan: EventPlan, outer: Frame | None) -> PublishReceipt:
+        """As `bus.publish`, behind the filters.
+
+        Raises:
+            StoredMessageError: It cannot be written as JSON; nothing was published.
+            JournalError: The journal did not take it; nothing was published.
+        """
+        transaction = current_transaction.get()
+        if transaction is not None and transaction.hub is self._hub:
+            return await transaction.publish(event)
+        placed = await self.place(event, plan, outer)
+        if isinstance(placed, PublishReceipt):
+            return placed
+        return (await self.commit((), [placed]))[0]
+
+    async def place(
+        self, event: Event, plan: EventPlan, outer: Frame | None, *, may_wait: bool = True
+    ) -> Placed | PublishReceipt:
+        """Give `event` its place in the queues; the receipt if it gets none."""
+        record = self._hub.codec.encode(event, time=self._hub.core.clock.time())
+        gate = Gate(1)
+        receipt = await self._hub.core.bus.admit(event, plan, outer, gate, may_wait=may_wait)
+        if not receipt.accepted:
+            return receipt
+        return Placed(event, record, plan, receipt, gate)
+
+    async def commit(
+        self, operations: Sequence[Operation], placed: Sequence[Placed]
+    ) -> list[PublishReceipt]:
+        """Write all of it, or nothing, and let the handlers begin."""
+        recorder = self._hub.recorder
+        waiting = recorder.take()
+        appends = [Append(one.record) for one in placed]
+        try:
+            # Whoever gives up now would not know whether it is written.
+            with anyio.CancelScope(shield=True):
+                acks = await self._hub.journal.commit([*waiting, *operations, *appends])
+        except BaseException:
+            recorder.give_back(waiting)
+            for one in placed:
+                one.refused()
+            raise
+        acks = acks[len(acks) - len(placed) :]
+        if acks:
+            self.appended = max(self.appended, acks[-1].offset)
+        return [one.committed(ack) for one, ack in zip(placed, acks, strict=True)]

@@ -1,0 +1,239 @@
+"""What was executed and how deliveries ended, written behind the back of those who did it.
+
+Commands and deliveries are kept in a bounded buffer and written in groups; a full buffer lets
+handlers wait. What is still in it is lost in a crash: nobody was told that it is durable.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import anyio
+
+from msgbus.context import current_frame
+from msgbus.errors import HandlerTimeoutError, JournalError, Refusal, StoredMessageError
+from msgbus.journal.operations import AddDelivery, Append, Operation
+from msgbus.journal.records import Delivery, Outcome
+from msgbus.messages import Message, Query, SystemEvent, metadata_of
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
+
+if TYPE_CHECKING:
+    from msgbus.durability.hub import Durability
+    from msgbus.injection import Call
+    from msgbus.registrations import Registration
+    from msgbus.runtime import Runtime, Task, Waker
+
+GROUP = 1000
+"""Operations that are written at a time."""
+
+PAUSE = 0.5
+"""Seconds before a journal that failed is tried again."""
+
+
+@final
+class Recorder:
+    """The buffer in front of the journal, and the one task that empties it."""
+
+    def __init__(self, hub: Durability) -> None:
+        self._hub = hub
+        self._limit = hub.core.config.record_buffer
+        self._what = hub.core.config.record
+        self._operations: list[Operation] = []
+        self._writing = 0
+        self._task: Task | None = None
+        self._waker: Waker | None = None
+        self._news: list[anyio.Event] = []
+        self.failures = 0
+        """Times that the journal could not be written; tried again each time."""
+
+    # -- what is recorded ------------------------------------------------------------------------
+
+    def with_message(self, registration: Registration, call: Call) -> Call:
+        """`call` with each command recorded before it; queries are not."""
+        if issubclass(registration.message_type, Query):
+            return call
+
+        async def recorded(message: Any) -> Any:
+            if not isinstance(message, Query):
+                self._record(message)
+                if len(self._operations) >= self._limit:
+                    await self.room()
+            return await call(message)
+
+        return recorded
+
+    def with_delivery(self, registration: Registration, call: Call) -> Call:
+        """`call` with the end of each try recorded, as far as is wanted."""
+        kind = registration.message_type
+        if self._what == "messages" or issubclass(kind, Query | SystemEvent):
+            return call
+        clock = self._hub.core.clock
+        only_failures = self._what == "failures"
+
+        async def recorded(message: Any) -> Any:
+            began = clock.now()
+            try:
+                value = await call(message)
+            except BaseException as error:
+                self._delivered(registration.name, message, _outcome(error), began, error)
+                raise
+            if not only_failures:
+                self._delivered(registration.name, message, Outcome.OK, began, None)
+                if len(self._operations) >= self._limit:
+                    await self.room()
+            return value
+
+        return recorded
+
+    def _record(self, message: Message) -> None:
+        meta = metadata_of(message)
+        if meta.place is not None:
+            return  # it came out of the journal
+        now = self._hub.core.clock.time()
+        try:
+            record = self._hub.codec.encode(message, time=now)
+        except StoredMessageError as error:
+            log.error(
+                "command_not_recorded",
+                bus=self._hub.core.config.name,
+                message_type=type(message).__name__,
+                message_id=meta.message_id,
+                error=redact_exception(error),
+            )
+            return
+        meta.place = (0, now)
+        self.add(Append(record))
+
+    def _delivered(
+        self,
+        handler: str,
+        message: Any,
+        outcome: Outcome,
+        began: float,
+        error: BaseException | None,
+    ) -> None:
+        clock = self._hub.core.clock
+        ended = clock.time()
+        run = clock.now() - began
+        frame = current_frame.get()
+        attempt = 1 if frame is None else frame.attempt
+        text = None if error is None else redact_exception(error)
+        # A copy was handed to a batch handler that may have emptied it: the frame has them all.
+        messages = [message] if frame is None or frame.events is None else frame.events
+        for one in messages:
+            meta = metadata_of(one)
+            if isinstance(one, Query | SystemEvent) or meta.from_system:
+                continue
+            offset, time = meta.place or (0, ended - run)
+            wait = max(ended - run - time, 0.0)
+            delivery = Delivery(
+                meta.message_id, handler, attempt, outcome, wait, run, ended, text, offset or None
+            )
+            self.add(AddDelivery(delivery))
+
+    # -- the buffer ------------------------------------------------------------------------------
+
+    def add(self, operation: Operation) -> None:
+        """Have something written soon."""
+        self._operations.append(operation)
+        if self._waker is not None and len(self._operations) == 1:
+            self._waker.wake()
+
+    def take(self) -> list[Operation]:
+        """What waits, to be written by whoever writes anyway: causes before effects."""
+        taken = self._operations[:GROUP]
+        del self._operations[:GROUP]
+        return taken
+
+    def give_back(self, operations: list[Operation]) -> None:
+        """What was taken could not be written."""
+        self._operations[:0] = operations
+
+    async def room(self) -> None:
+        """Wait until the buffer is below its limit."""
+        while len(self._operations) >= self._limit and self._task is not None:
+            await self._next_write()
+
+    async def flush(self) -> None:
+        """Return when everything that was added so far is in the journal."""
+        if self._task is None:
+            await self._write_all()
+        while self._operations or self._writing:
+            await self._next_write()
+
+    async def _next_write(self) -> None:
+        event = anyio.Event()
+        self._news.append(event)
+        await event.wait()
+
+    # -- the writer ------------------------------------------------------------------------------
+
+    def open(self, runtime: Runtime) -> None:
+        """Begin to write."""
+        self._waker = runtime.waker()
+        self._task = runtime.spawn(self._work, name="msgbus recorder")
+
+    async def close(self) -> None:
+        """Write what is left, and end."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        await self._write_all()
+        self._tell()
+
+    async def _work(self) -> None:
+        assert self._waker is not None  # noqa: S101 (made before the task)
+        while True:
+            if not self._operations:
+                await self._waker.wait()
+                continue
+            await self._write_group()
+
+    async def _write_all(self) -> None:
+        while self._operations:
+            operations = self.take()
+            try:
+                await self._hub.journal.commit(operations)
+            except JournalError as error:
+                log.error(
+                    "deliveries_not_recorded",
+                    bus=self._hub.core.config.name,
+                    lost=len(operations) + len(self._operations),
+                    error=redact_exception(error),
+                )
+                self._operations.clear()
+
+    async def _write_group(self) -> None:
+        operations = self.take()
+        self._writing = len(operations)
+        try:
+            # Once it has begun it is finished: a group that is cut off would be written twice.
+            with anyio.CancelScope(shield=True):
+                await self._hub.journal.commit(operations)
+        except JournalError as error:
+            self.give_back(operations)
+            self.failures += 1
+            log.error(
+                "journal_not_written",
+                bus=self._hub.core.config.name,
+                waiting=len(self._operations),
+                error=redact_exception(error),
+            )
+            await self._hub.core.clock.sleep(PAUSE)
+        finally:
+            self._writing = 0
+            self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, []
+        for event in news:
+            event.set()
+
+
+def _outcome(error: BaseException) -> Outcome:
+    if isinstance(error, Refusal):
+        return Outcome.REFUSED
+    if isinstance(error, HandlerTimeoutError):
+        return Outcome.TIMED_OUT
+    return Outcome.FAILED if isinstance(error, Exception) else Outcome.CANCELLED
