@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar, final, runtime_checkable
 
 import anyio
 
-from msgbus.errors import ConfigurationError, DeadLetterStoreError, JournalError
+from msgbus.errors import ConfigurationError, DeadLetterStoreError, JournalError, MsgBusError
 from msgbus.journal.mailbag import Mailbag
 from msgbus.journal.port import Journal
 from msgbus.resilience.claims import Claim
@@ -25,6 +25,7 @@ from msgbus.resilience.stores import (
     Record,
 )
 from msgbus.runtime import current_runtime
+from msgbus.telemetry.redaction import redact_exception
 
 T = TypeVar("T")
 
@@ -57,8 +58,8 @@ class JournalDeadLetterStore:
     Close it before its journal. The journal is not closed by it.
 
     Args:
-        journal: The journal, or a function that gives it; that may give `None` as long as the
-            journal is not open. Letters that come before wait for it.
+        journal: The journal, or a function that gives it when it is first needed; that may give
+            `None` as long as there is none. Letters that come before wait for it.
         max_size: Letters to keep in the journal; no bound unless given.
         overflow: What is done with one letter too many, in the journal or on the way to it.
         buffer: Letters that may wait to be written.
@@ -78,13 +79,14 @@ class JournalDeadLetterStore:
         check_sizes(max_size=max_size, buffer=buffer)
         self.max_size = max_size
         self.overflow = Overflow(overflow)
-        self._found = (lambda: journal) if isinstance(journal, Journal) else journal
+        self._known: Journal | None = journal if isinstance(journal, Journal) else None
+        self._find = (lambda: journal) if isinstance(journal, Journal) else journal
         self._room = Room(max_size, self.overflow)
         self._listeners: list[Callable[[Notice], None]] = []
         self._bag = Mailbag(
             self._keep_all,
             self._tell,
-            lambda: self._found() is not None,
+            self._is_ready,
             buffer=buffer,
             overflow=self.overflow,
         )
@@ -108,6 +110,7 @@ class JournalDeadLetterStore:
         """
         self._is_closed = self._bag.is_closing = False
         self._bag.runtime = current_runtime()
+        self._known = None  # a bus that was started again has another one
         await self._asked(LetterRows.head)
 
     async def flush(self) -> None:
@@ -124,9 +127,10 @@ class JournalDeadLetterStore:
         """Flush. The journal stays open; the store may be opened again."""
         self._is_closed = self._bag.is_closing = True
         with anyio.CancelScope(shield=True):
-            if self._found() is None:
-                self._bag.refuse_all("its journal was never opened")
-            await self.flush()
+            try:
+                await self.flush()
+            except MsgBusError as error:  # there is no journal to write to
+                self._bag.refuse_all(redact_exception(error))
         self.size()  # the last that can be known once the journal is closed
         self._bag.runtime = None
 
@@ -146,8 +150,11 @@ class JournalDeadLetterStore:
         return await self._asked(lambda rows: rows.count(which))
 
     def size(self) -> int:
-        """How many dead letters are in the journal; the last number known once it is closed."""
-        journal = self._found()
+        """How many dead letters are in the journal; the last number known once it is closed.
+
+        Opens nothing: 0 before the first use.
+        """
+        journal = self._known
         if isinstance(journal, LetterJournal):
             with suppress(JournalError, sqlite3.Error):
                 self._last_size = journal.read_letters_now(lambda rows: rows.count(LetterFilter()))
@@ -186,15 +193,22 @@ class JournalDeadLetterStore:
             DeadLetterStoreError: They do not fit.
         """
         number, dropped = await self._written(
-            lambda rows: self._room.put(rows, letters, self._found())
+            lambda rows: self._room.put(rows, letters, self._known)
         )
         tell(self._listeners, dropped)
         return number
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _is_ready(self) -> bool:
+        try:
+            self._known = self._known or self._find()
+        except MsgBusError:  # said once more when it is closed
+            return False
+        return self._known is not None
+
     def _journal(self) -> LetterJournal:
-        journal = self._found()
+        journal = self._known = self._known or self._find()
         if journal is None:
             raise DeadLetterStoreError(
                 "The journal of these dead letters is not open yet. Start the bus first."
