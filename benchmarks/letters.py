@@ -116,20 +116,23 @@ async def by_insert(handler: Handler) -> AsyncGenerator[Run]:
             yield run
 
 
+def flushed(store: DeadLetterStore, handler: Handler) -> Run:
+    async def run(batch: Sequence[Any]) -> None:
+        for letter in batch:
+            store.add(letter)
+            await handler(letter)
+        await store.flush()
+
+    return run
+
+
 @asynccontextmanager
 async def into_sqlite(handler: Handler) -> AsyncGenerator[Run]:
     """Until everything is in the file."""
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteDeadLetterStore(Path(folder) / "letters.db", buffer=100_000)
         await store.open()
-
-        async def run(batch: Sequence[Any]) -> None:
-            for letter in batch:
-                store.add(letter)
-                await handler(letter)
-            await store.flush()
-
-        yield run
+        yield flushed(store, handler)
         await store.close()
 
 
@@ -140,14 +143,7 @@ async def into_journal(handler: Handler) -> AsyncGenerator[Run]:
         async with SqliteJournal(Path(folder) / "journal.db", reserve=0) as journal:
             store = JournalDeadLetterStore(journal, buffer=100_000)
             await store.open()
-
-            async def run(batch: Sequence[Any]) -> None:
-                for letter in batch:
-                    store.add(letter)
-                    await handler(letter)
-                await store.flush()
-
-            yield run
+            yield flushed(store, handler)
             await store.close()
 
 

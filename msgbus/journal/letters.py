@@ -12,18 +12,15 @@ import anyio
 from msgbus.errors import ConfigurationError, DeadLetterStoreError, JournalError, MsgBusError
 from msgbus.journal.mailbag import Mailbag
 from msgbus.journal.port import Journal
-from msgbus.resilience.claims import Claim
-from msgbus.resilience.letter_room import Room, check_sizes, release, tell
+from msgbus.resilience.letter_room import tell
 from msgbus.resilience.letter_rows import LetterRows
 from msgbus.resilience.letters import DeadLetterEntry
 from msgbus.resilience.stores import (
     LetterFilter,
-    LetterGroup,
-    LetterPage,
     Notice,
     Overflow,
-    Record,
 )
+from msgbus.resilience.table_store import TableStore
 from msgbus.runtime import current_runtime
 from msgbus.telemetry.redaction import redact_exception
 
@@ -48,7 +45,7 @@ class LetterJournal(Protocol):
 
 
 @final
-class JournalDeadLetterStore:
+class JournalDeadLetterStore(TableStore):
     """Keeps dead letters in a journal, where durable subscriptions keep theirs.
 
     Both are found, replayed, edited and discarded here. What a subscription gives up is written
@@ -76,13 +73,9 @@ class JournalDeadLetterStore:
         *,
         buffer: int = 10_000,
     ) -> None:
-        check_sizes(max_size=max_size, buffer=buffer)
-        self.max_size = max_size
-        self.overflow = Overflow(overflow)
+        super().__init__(max_size, overflow, buffer)
         self._known: Journal | None = journal if isinstance(journal, Journal) else None
         self._find = (lambda: journal) if isinstance(journal, Journal) else journal
-        self._room = Room(max_size, self.overflow)
-        self._listeners: list[Callable[[Notice], None]] = []
         self._bag = Mailbag(
             self._keep_all,
             self._tell,
@@ -96,10 +89,6 @@ class JournalDeadLetterStore:
     def add(self, letter: DeadLetterEntry) -> str | None:
         """Hand a letter over to be written; why not, if it is refused at once."""
         return "the store is closed" if self._is_closed else self._bag.add(letter)
-
-    def listen(self, listener: Callable[[Notice], None]) -> None:
-        """Tell about every letter that is dropped or refused, from whichever thread."""
-        self._listeners.append(listener)
 
     async def open(self) -> None:
         """Write what has waited, on this event loop from now on.
@@ -134,21 +123,6 @@ class JournalDeadLetterStore:
         self.size()  # the last that can be known once the journal is closed
         self._bag.runtime = None
 
-    async def get(self, letter_id: str) -> DeadLetterEntry | None:
-        """One letter."""
-        record = await self._asked(lambda rows: rows.get(letter_id))
-        return None if record is None else record.letter
-
-    async def page(
-        self, which: LetterFilter, *, after: str | None = None, limit: int = 100
-    ) -> LetterPage:
-        """At most `limit` letters behind the cursor `after`."""
-        return await self._asked(lambda rows: rows.page(which, after, limit))
-
-    async def count(self, which: LetterFilter) -> int:
-        """How many there are."""
-        return await self._asked(lambda rows: rows.count(which))
-
     def size(self) -> int:
         """How many dead letters are in the journal; the last number known once it is closed.
 
@@ -160,45 +134,11 @@ class JournalDeadLetterStore:
                 self._last_size = journal.read_letters_now(lambda rows: rows.count(LetterFilter()))
         return self._last_size
 
-    async def groups(self, which: LetterFilter) -> Sequence[LetterGroup]:
-        """Letters by error type, handler and message type; the largest group first."""
-        return await self._asked(lambda rows: rows.groups(which))
-
-    async def head(self) -> str:
-        """The place of the newest letter."""
-        return str(await self._asked(LetterRows.head))
-
-    async def change(
-        self,
-        letter_id: str,
-        step: Callable[[Record], Record],
-        *,
-        successor: DeadLetterEntry | None = None,
-    ) -> DeadLetterEntry | None:
-        """Replace one record by what `step` makes of it; `None` if there is none."""
-        letter, dropped = await self._written(
-            lambda rows: self._room.change(rows, letter_id, step, successor)
-        )
-        tell(self._listeners, dropped)
-        return letter
-
-    async def release(self, is_void: Callable[[Claim], bool]) -> int:
-        """Make every letter dead again whose claim is void; how many."""
-        return await self._written(lambda rows: release(rows, is_void))
-
-    async def put(self, letters: Sequence[DeadLetterEntry]) -> int:
-        """Add those whose ids are new, all or none; how many were.
-
-        Raises:
-            DeadLetterStoreError: They do not fit.
-        """
-        number, dropped = await self._written(
-            lambda rows: self._room.put(rows, letters, self._known)
-        )
-        tell(self._listeners, dropped)
-        return number
-
     # -- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> object:
+        return self._known
 
     def _is_ready(self) -> bool:
         try:
