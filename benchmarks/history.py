@@ -12,9 +12,11 @@ from benchmarks.journal import make_folder
 from benchmarks.rows import Row
 from benchmarks.timing import Effort, Measurement, WorkNotDoneError, steady, summarise, timed
 from msgbus import Event, MessageBus
+from msgbus.journal import MessageCodec
 
 MANY: Final = 2_000
 SINGLE: Final = 100
+PAST: Final = 20_000
 
 
 class ReadingTaken(Event):
@@ -64,7 +66,51 @@ async def publish_many(effort: Effort) -> Measurement:
     return summarise(pairs)
 
 
+async def replay(effort: Effort) -> Measurement:
+    """Against reading and decoding the same file, which is the least that it takes."""
+    pairs: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory(prefix=".bench-", dir=Path.cwd()) as folder:
+        async with durable_bus(make_folder(folder, "bus")) as bus:
+            journal = bus.journal
+            assert journal is not None
+            await bus.publish_many(build(PAST))
+            codec = MessageCodec([ReadingTaken])
+            shown = 0
+
+            async def handler(event: ReadingTaken) -> None:
+                nonlocal shown
+                shown += isinstance(event, ReadingTaken)
+
+            async def read(_: object) -> None:
+                start = 1
+                while page := await journal.read(start):
+                    for record in page:
+                        codec.decode(record)
+                    start = page.next
+
+            async def show(_: object) -> None:
+                await bus.replay(1, to=handler)
+
+            with steady():
+                for _ in range(max(3, effort.repeats // 4)):
+                    plain = await timed(read, range, 1)
+                    replayed = await timed(show, range, 1)
+                    pairs.append((plain / PAST, replayed / PAST))
+            if shown != len(pairs) * PAST:
+                message = f"{len(pairs) * PAST} events were to be shown, and {shown} were."
+                raise WorkNotDoneError(message)
+    return summarise(pairs)
+
+
 ROWS: Final = (
+    Row(
+        name="history.replay",
+        title="bus.replay, one event",
+        baseline="journal.read and decode",
+        measure=replay,
+        budget=3.0,
+        heavy=True,
+    ),
     Row(
         name="history.publish_many",
         title="publish_many, durable, one event of many",

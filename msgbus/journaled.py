@@ -5,19 +5,23 @@ What it takes to do so is loaded only for a bus that has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from msgbus.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import sqlite3
+    from datetime import datetime
 
     from msgbus.core import BusCore
     from msgbus.durability.hub import Durability
+    from msgbus.durability.replaying import ReplayReport
     from msgbus.durability.transactions import Transaction
     from msgbus.journal.port import Journal
     from msgbus.registrations import Registration
+    from msgbus.subscription import Subscription
+    from msgbus.subscriptions.mode import StartAt
 
 T = TypeVar("T")
 
@@ -80,6 +84,65 @@ class JournalSide:
             ForbiddenStatementError: It tried to commit, attach or change settings.
         """
         return await self._durability("bus.transact()").journal.transact(function)
+
+    async def replay(
+        self,
+        start: StartAt | int | datetime,
+        to: str | Subscription | Callable[..., Any],
+        *,
+        until: int | datetime | None = None,
+        names: Collection[str] | None = None,
+        topic: str | None = None,
+        rate: float | None = None,
+        emit: bool = False,
+        on_error: Literal["continue", "stop"] = "continue",
+        progress: Callable[[ReplayReport], object] | None = None,
+    ) -> ReplayReport:
+        """Show events of the past to one handler, and to no other, in the order of the journal.
+
+        Nothing is recorded and no cursor moves; what the handler itself publishes, executes
+        or writes, it does once more. It may ask `context.is_replay`.
+
+        Args:
+            start: The first offset, a time, or a `StartAt`.
+            to: A function, whose annotation says which events it gets; it may ask for
+                dependencies. Or the name or handle of a registered handler, which is then
+                called inside its middleware and its timeout.
+            until: The last offset; or a time, before which all of it was recorded. Never
+                more than there is at the call.
+            names: Only events of these wire names.
+            topic: Only events whose topic fits this pattern.
+            rate: Events a second, at most.
+            emit: Publish what the handler emits. Otherwise it is counted and forgotten: it
+                was published when the events were new.
+            on_error: Whether the first event that fails or cannot be read ends it, so that
+                `report.next` is that event; or it is counted and listed.
+            progress: Called with a report about once a second, and at the end.
+
+        Raises:
+            ConfigurationError: The bus has no journal, or no such handler.
+            HandlerSignatureError: The function could never be called.
+            BusNotStartedError: Handlers may need what is opened at the start.
+            JournalError: The journal cannot be read.
+        """
+        durability = self._durability("bus.replay()")
+        if on_error not in ("continue", "stop"):
+            message = f"on_error must be 'continue' or 'stop', not {on_error!r}."
+            raise ValueError(message)
+        if rate is not None and not rate > 0:
+            message = f"rate must be more than 0 events a second, not {rate}."
+            raise ValueError(message)
+        return await durability.replay(
+            start,
+            to,
+            until=until,
+            names=names,
+            topic=topic,
+            emit=emit,
+            stop=on_error == "stop",
+            rate=rate,
+            progress=progress,
+        )
 
     def retry_tiers(self, registration: Registration) -> Any:  # noqa: ARG002 (for subclasses)
         """How often a durable handler tries again, unless it says so itself."""

@@ -4,6 +4,7 @@ Loaded only by a bus that has one.
 """
 
 from msgbus.durability.hub import Durability
+from msgbus.durability.replaying import ReplayFailure, ReplayReport
 from msgbus.durability.transactions import Transaction
 
-__all__ = ["Durability", "Transaction"]
+__all__ = ["Durability", "ReplayFailure", "ReplayReport", "Transaction"]

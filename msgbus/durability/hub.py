@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, final
 import anyio
 
 from msgbus.core import Phase
+from msgbus.durability.audience import Audience
 from msgbus.durability.publishing import Publisher
 from msgbus.durability.recording import Recorder
+from msgbus.durability.replaying import Replay
 from msgbus.durability.subscribers import Subscribers
 from msgbus.errors import ConfigurationError
 from msgbus.journal.codec import MessageCodec
@@ -16,14 +18,21 @@ from msgbus.journal.opening import open_journal
 from msgbus.journal.port import Journal
 from msgbus.journal.records import AckLevel
 from msgbus.messages import metadata_of
+from msgbus.subscriptions.mode import StartAt
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from datetime import datetime
+    from typing import Any
+
     from msgbus.core import BusCore
+    from msgbus.durability.replaying import ReplayReport
     from msgbus.journal.records import Record
     from msgbus.messages import Event, Message
     from msgbus.receipts import PublishReceipt
     from msgbus.registrations import Registration
+    from msgbus.subscription import Subscription
 
 
 @final
@@ -65,6 +74,46 @@ class Durability:
         message = self.codec.decode(record)
         metadata_of(message).place = (record.offset, record.time)
         return message
+
+    # -- history ---------------------------------------------------------------------------------
+
+    async def replay(
+        self,
+        start: StartAt | int | datetime,
+        to: str | Subscription | Callable[..., Any],
+        *,
+        until: int | datetime | None,
+        names: Collection[str] | None,
+        topic: str | None,
+        emit: bool,
+        stop: bool,
+        rate: float | None,
+        progress: Callable[[ReplayReport], object] | None,
+    ) -> ReplayReport:
+        """As `bus.replay`."""
+        self.core.require_runtime()
+        begin, end = StartAt.of(start), None if until is None else StartAt.of(until)
+        audience = Audience(self, to, names=names, topic=topic)
+        # What was executed before is in the journal before it is read.
+        await self.recorder.flush()
+        last = await self.journal.head()
+        if end is not None:
+            bound = end.offset
+            if end.time is not None:
+                bound = await self.journal.offset_at(end.time) - 1
+            last = min(last, last if bound is None else bound)
+        first = max(await self._first_of(begin), await self.journal.first())
+        replay = Replay(
+            self, audience, first, last, emit=emit, stop=stop, rate=rate, progress=progress
+        )
+        return await replay.run()
+
+    async def _first_of(self, start: StartAt) -> int:
+        if start.is_latest:
+            return await self.journal.head() + 1
+        if start.time is not None:
+            return await self.journal.offset_at(start.time)
+        return start.offset or 0
 
     # -- handlers --------------------------------------------------------------------------------
 

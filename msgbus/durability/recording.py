@@ -113,10 +113,12 @@ class Recorder:
         began: float,
         error: BaseException | None,
     ) -> None:
+        frame = current_frame.get()
+        if frame is not None and frame.is_replay:
+            return  # history is looked at, not made
         clock = self._hub.core.clock
         ended = clock.time()
         run = clock.now() - began
-        frame = current_frame.get()
         attempt = 1 if frame is None else frame.attempt
         text = None if error is None else redact_exception(error)
         # A copy was handed to a batch handler that may have emptied it: the frame has them all.
