@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from msgbus.core import BusCore
     from msgbus.durability.hub import Durability
+    from msgbus.durability.outbox import Outbox
+    from msgbus.durability.relaying import Relay, RelayReport
     from msgbus.durability.replaying import ReplayReport
     from msgbus.durability.transactions import Transaction
     from msgbus.journal.port import Journal
@@ -144,8 +146,54 @@ class JournalSide:
             progress=progress,
         )
 
+    def relay(self, outbox: Outbox, *, every: float = 0.5, limit: int = 1000) -> Relay:
+        """Publish what an outbox in a database of your own holds, as long as the bus runs.
+
+        Each entry is marked as done after its event is in the journal. A crash in between
+        publishes it again under the same id, which the journal knows: nobody gets it twice,
+        as long as the journal still has the first.
+
+        Args:
+            outbox: Where the entries are.
+            every: Seconds between two looks; `relay.wake()` looks at once.
+            limit: Entries that are taken at a time.
+
+        Raises:
+            ConfigurationError: The bus has no journal, or `outbox` is no outbox.
+            BusClosedError: The bus has stopped.
+        """
+        relays = self._durability("bus.relay()").relays
+        _check_outbox(outbox, limit)
+        if not every > 0:
+            message = f"every must be more than 0 seconds, not {every}."
+            raise ValueError(message)
+        return relays.add(outbox, every, limit)
+
+    async def relay_once(self, outbox: Outbox, *, limit: int = 1000) -> RelayReport:
+        """Publish what is pending in an outbox now, at most `limit` entries, and mark it as done.
+
+        Raises:
+            ConfigurationError: The bus has no journal, or `outbox` is no outbox.
+            BusStateError: Called inside `bus.transaction()`.
+            JournalError: The journal did not take them; they are pending still.
+        """
+        relays = self._durability("bus.relay_once()").relays
+        _check_outbox(outbox, limit)
+        return await relays.once(outbox, limit)
+
     def retry_tiers(self, registration: Registration) -> Any:  # noqa: ARG002 (for subclasses)
         """How often a durable handler tries again, unless it says so itself."""
         from msgbus.subscriptions.config import RetryTiers
 
         return RetryTiers()
+
+
+def _check_outbox(outbox: object, limit: int) -> None:
+    from msgbus.durability.outbox import Outbox
+
+    if not isinstance(outbox, Outbox):
+        message = f"{outbox!r:.60} is no outbox: it needs the methods of msgbus.durability.Outbox."
+        raise ConfigurationError(message)
+    if limit < 1:
+        message = f"limit must be at least 1, not {limit}."
+        raise ValueError(message)

@@ -10,6 +10,7 @@ from msgbus.core import Phase
 from msgbus.durability.audience import Audience
 from msgbus.durability.publishing import Publisher
 from msgbus.durability.recording import Recorder
+from msgbus.durability.relaying import Relays
 from msgbus.durability.replaying import Replay
 from msgbus.durability.subscribers import Subscribers
 from msgbus.errors import ConfigurationError
@@ -51,6 +52,7 @@ class Durability:
         self.recorder = Recorder(self)
         self.publisher = Publisher(self)
         self.subscribers = Subscribers(self)
+        self.relays = Relays(self)
 
     @property
     def journal(self) -> Journal:
@@ -149,6 +151,7 @@ class Durability:
         await self._say_what_is_there()
         self.recorder.open(runtime)
         await self.subscribers.start()
+        self.relays.open(runtime)
 
     def _check_level(self) -> None:
         wanted = self.core.config.require_ack
@@ -202,6 +205,7 @@ class Durability:
 
     async def stop(self) -> int:
         """Write all cursors; how many pairs, at most, are left for the next start."""
+        await self.relays.close()
         await self.subscribers.close()
         stands = [handler.progress() for handler in self.subscribers]
         return sum(one.lag + one.scheduled for one in stands if one is not None)
