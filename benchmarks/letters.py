@@ -32,6 +32,7 @@ from msgbus.resilience import (
     SqliteDeadLetterStore,
 )
 from msgbus.resilience import sqlite_schema as schema
+from msgbus.resilience.letter_rows import row_of
 from msgbus.resilience.letters import letter_about, letter_id_of
 from msgbus.resilience.stores import Record
 
@@ -104,8 +105,8 @@ async def by_insert(handler: Handler) -> AsyncGenerator[Run]:
 
             async def run(batch: Sequence[Any]) -> None:
                 connection.execute("BEGIN IMMEDIATE")
-                rows = [schema.row_of(Record(letter)) for letter in batch]
-                connection.executemany(schema.INSERT, rows)
+                rows = [row_of(Record(letter)) for letter in batch]
+                connection.executemany(schema.LETTERS.insert, rows)
                 connection.execute("COMMIT")
                 for letter in batch:
                     await handler(letter)
@@ -197,8 +198,8 @@ def full_file(number: int) -> Path:
         with closing(schema.connect(path, timeout=5)) as connection:
             schema.prepare(connection, path)
             connection.execute("BEGIN IMMEDIATE")
-            rows = (schema.row_of(Record(letter)) for letter in letters(number))
-            connection.executemany(schema.INSERT, rows)
+            rows = (row_of(Record(letter)) for letter in letters(number))
+            connection.executemany(schema.LETTERS.insert, rows)
             connection.execute("COMMIT")
         _full[number] = path
     return _full[number]

@@ -49,6 +49,7 @@ MsgBusError
 │  ├─ JournalConflictError       a condition of the transaction does not hold; nothing was written
 │  │  └─ LeaseLostError          another holder has the lease; `.name`, `.epoch`
 │  ├─ CursorError                a cursor is missing, damaged or beyond the head; `.name`
+│  ├─ TransactionRefusedError    a queue refused one of its events; `.event_type`
 │  └─ ForbiddenStatementError    COMMIT, PRAGMA, ATTACH and the like inside a transaction
 ├─ StoredMessageError            a message that cannot be encoded or decoded; `.message_id`
 ├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
@@ -58,6 +59,7 @@ MsgBusError
 │  ├─ LetterEditError            the changed message would not be valid; `.fields` (ValueError)
 │  ├─ UnreadableLetterError      its message cannot become a message again (StoredMessageError)
 │  └─ DeadLetterStoreError       the store cannot be opened, read or written
+├─ Unhandleable                  raised by a durable handler: no other try of this message
 └─ Refusal                       base for expected business answers; yours to subclass
 ```
 
@@ -519,6 +521,14 @@ class UnreadableLetterError(DeadLetterError, StoredMessageError):
 
 class DeadLetterStoreError(DeadLetterError):
     """The store of dead letters cannot be opened, read or written."""
+
+
+class Unhandleable(MsgBusError):  # noqa: N818 (a word of the handler's, not an error of ours)
+    """Raised by the handler of a durable subscription: another try would be in vain.
+
+    The message is given up at once, as `on_poison` says, however many tries are left.
+    `raise Unhandleable("...") from error` keeps what was wrong.
+    """
 
 
 class Refusal(MsgBusError):  # noqa: N818 (an answer, not an error)

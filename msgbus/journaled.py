@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from msgbus.registrations import Registration
     from msgbus.subscription import Subscription
     from msgbus.subscriptions.mode import StartAt
+    from msgbus.subscriptions.config import RetryTiers
 
 T = TypeVar("T")
 
@@ -181,7 +182,13 @@ class JournalSide:
         _check_outbox(outbox, limit)
         return await relays.once(outbox, limit)
 
-    def retry_tiers(self, registration: Registration) -> Any:  # noqa: ARG002 (for subclasses)
+    async def _journal_opened(self) -> None:
+        """For subclasses: the bus is about to begin to read the journal."""
+
+    async def _journal_closing(self) -> None:
+        """For subclasses: the last moment at which there is a journal to write to."""
+
+    def retry_tiers(self, registration: Registration) -> RetryTiers:  # noqa: ARG002 (for subclasses)
         """How often a durable handler tries again, unless it says so itself."""
         from msgbus.subscriptions.config import RetryTiers
 

@@ -96,6 +96,10 @@ class Gated:
         self.error: BaseException | None = None
         """What it failed with."""
 
+    def report_to(self, report: Callable[[Gated], None]) -> None:
+        """Have `report` called when this handler is done with it."""
+        self._report = report
+
     @property
     def is_void(self) -> bool:
         """Whether the event was never published after all, and is nobody's to handle."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
 
 from msgbus.core import Phase
-from msgbus.errors import SettleTimeoutError
+from msgbus.errors import JournalError, SettleTimeoutError
 from msgbus.receipts import DrainReport, Undelivered
 from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
@@ -26,8 +26,12 @@ async def drain(core: BusCore, timeout: float | None) -> None:
     """Let all lanes and commands finish, for as long as `timeout`."""
     core.drained_from = _finished(core)
     if core.runtime is not None:
-        with suppress(SettleTimeoutError):
+        try:
             await quiet(core, timeout)
+        except SettleTimeoutError:
+            pass  # the report says what is left
+        except JournalError as error:
+            log.error("journal_failed", bus=core.config.name, error=redact_exception(error))
 
 
 async def quiet(core: BusCore, timeout: float | None) -> None:

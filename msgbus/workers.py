@@ -213,7 +213,10 @@ class ListWorker(Worker):
             await self._linger(left, taken)
 
     async def _take_open(self, taken: list[Event | Gated]) -> bool:
-        """Take events up to the first that is behind a gate; false if there is one."""
+        """Take events up to the first that is behind a gate; false if there is one.
+
+        A gate that waits for the journal is waited for: it opens soon.
+        """
         queue = self._lane.queue
         if not queue.has_gated and not self._lane.is_paused:
             count = min(len(queue.items), queue.batch_size - len(taken))
@@ -225,7 +228,7 @@ class ListWorker(Worker):
             head = queue.items[0]
             gate = head.gate if type(head) is Gated else None
             if gate is not None and gate.remaining:
-                if taken:
+                if taken and gate is not head.commit:
                     return False
                 self.at_gate = head.event
                 try:

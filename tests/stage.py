@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import anyio
 
 from msgbus.clock import VirtualClock
-from msgbus.journal import Journal, Record
+from msgbus.journal import Ack, Journal, Record
+from msgbus.journal.operations import Operation
 from msgbus.subscriptions import (
     Deliver,
     DurableSubscription,
@@ -19,7 +20,7 @@ from msgbus.subscriptions import (
 from msgbus.testing.journal import make_record
 from msgbus.testing.processes import Process
 
-QUICK = RetryTiers(max_attempts=3, initial_delay=0.1, exponential_base=2.0)
+QUICK = RetryTiers(max_attempts=3, initial_delay=0.1, exponential_base=2.0, jitter=False)
 
 
 class Handler:
@@ -56,6 +57,25 @@ class Handler:
         return [attempt for seen, attempt in self.seen if seen == number]
 
 
+class CommitsOf:
+    """A journal that notes what was committed together."""
+
+    def __init__(self, inner: Journal) -> None:
+        self._inner = inner
+        self.kinds: list[set[type]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def journal(self) -> Journal:
+        return cast("Journal", self)
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Ack]:
+        self.kinds.append({type(operation) for operation in operations})
+        return await self._inner.commit(operations)
+
+
 class Stage:
     def __init__(self, journal: Journal, clock: VirtualClock) -> None:
         self.shared = journal
@@ -84,6 +104,8 @@ class Stage:
         process: Process | None = None,
         source: dict[str, Any] | None = None,
         on_stall: Callable[[Any], object] | None = None,
+        on_dead_letter: Callable[..., Sequence[Operation]] | None = None,
+        chance: Callable[[], float] = lambda: 0.5,
         **config: Any,
     ) -> DurableSubscription:
         journal = self.shared if process is None else process.journal
@@ -94,6 +116,8 @@ class Stage:
             SubscriptionConfig.model_validate({"retry": QUICK, **config}),
             clock=self.clock,
             on_stall=on_stall,
+            on_dead_letter=on_dead_letter,
+            chance=chance,
             **(source or {}),
         )
         self.open.append(subscription)

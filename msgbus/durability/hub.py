@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, final
 
-import anyio
-
 from msgbus.core import Phase
 from msgbus.durability.audience import Audience
 from msgbus.durability.publishing import Publisher
@@ -191,13 +189,15 @@ class Durability:
         What they publish meanwhile counts too; what others append does not. When the bus
         stops, only those are waited for that work here and get on.
         """
+        for handler in self.subscribers:
+            if handler.starting is not None:
+                await handler.starting.wait()
         target = await self.journal.head()
         while True:
-            async with anyio.create_task_group() as group:
-                for handler in self.subscribers:
-                    wanted = handler.is_active or self.core.accepting
-                    if handler.subscription is not None and wanted:
-                        group.start_soon(handler.subscription.caught_up, target)
+            for handler in self.subscribers:
+                wanted = handler.is_active or self.core.accepting
+                if handler.subscription is not None and wanted:
+                    await handler.subscription.caught_up(target)
             if self.publisher.appended <= target:
                 break
             target = self.publisher.appended
@@ -214,6 +214,8 @@ class Durability:
         """Write what is buffered, and let go of a journal that this bus has opened."""
         if self._journal is None:
             return
-        await self.recorder.close()
-        if self._url is not None:
-            await self._journal.close()
+        try:
+            await self.recorder.close()
+        finally:
+            if self._url is not None:
+                await self._journal.close()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
 import anyio
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from msgbus.errors import (
     BusClosedError,
     ConfigurationError,
     DuplicateHandlerError,
-    JournalError,
+    MsgBusError,
     StoredMessageError,
 )
 from msgbus.journal.codec import RawMessage
@@ -34,6 +34,36 @@ if TYPE_CHECKING:
 
 
 @final
+class HandedOver:
+    """One record in the hands of a lane: to be awaited."""
+
+    __slots__ = ("_done", "_error", "_name")
+
+    def __init__(self, name: str, item: Gated | None, error: Exception | None = None) -> None:
+        self._name = name
+        self._error = error
+        self._done = anyio.Event()
+        if item is not None:
+            item.report_to(self._end)
+        else:
+            self._done.set()
+
+    def _end(self, item: Gated) -> None:
+        if not item.is_handled:
+            ended = BusClosedError(f"The bus stopped before {self._name} was done with it.")
+            self._error = item.error if isinstance(item.error, Exception) else ended
+        self._done.set()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> None:
+        await self._done.wait()
+        if self._error is not None:
+            raise self._error
+
+
+@final
 class DurableHandler:
     """One handler's place in the journal."""
 
@@ -45,7 +75,9 @@ class DurableHandler:
         self.name = name
         self.config = config
         self.subscription: DurableSubscription | None = None
-        """Made when the bus starts."""
+        """There once the bus has started."""
+        self.starting: anyio.Event | None = None
+        """Set when a start that was begun while the bus runs has come to its end."""
 
     @property
     def epoch(self) -> int | None:
@@ -70,11 +102,11 @@ class DurableHandler:
         """
         registration = self.registration
         every = registration.message_type is Event
-        self.subscription = DurableSubscription(
+        subscription = DurableSubscription(
             self._hub.journal,
             self.name,
-            self._deliver,
-            self.config,
+            self,
+            self._final_config(),
             names=None if every else WireNames(registration.message_type, self._hub.codec),
             matches=self._wants,
             clock=self._hub.core.clock,
@@ -82,7 +114,20 @@ class DurableHandler:
         if every:
             # For the classes to be known by the time their records are read.
             len(WireNames(Event, self._hub.codec))
-        await self.subscription.start()
+        await subscription.start()
+        self.subscription = subscription
+
+    def _final_config(self) -> SubscriptionConfig:
+        retry = self.config.retry
+        if "retry" not in (self.registration.subscription or {}):
+            # Asked now and not before: policies may be set until the bus starts.
+            retry = self._hub.core.bus.retry_tiers(self.registration)
+        # What cannot be decoded now will not be decoded later.
+        hopeless = (*retry.give_up_on, StoredMessageError)
+        retry = retry.model_copy(update={"give_up_on": hopeless})
+        # The handler is in this process and cut off when its time is up, so the engine need
+        # not wonder whether an answer will come.
+        return self.config.model_copy(update={"retry": retry, "ack_timeout": None})
 
     def _wants(self, record: Record) -> bool:
         pattern = self.registration.pattern
@@ -90,8 +135,25 @@ class DurableHandler:
             return False
         return pattern is None or pattern.matches(record.topic)
 
-    async def _deliver(self, record: Record, attempt: int) -> None:
-        """Have the handler handle one record; returns when it did, raises if it failed."""
+    is_eager = True
+    """Called in the order of the journal, so that the lane gets its events in that order."""
+
+    def __call__(self, record: Record, attempt: int) -> HandedOver:
+        """Put one record into the handler's lane; await the result to know how it ended."""
+        try:
+            event = self._decode(record)
+        except StoredMessageError as error:
+            return HandedOver(self.name, None, error)
+        core = self._hub.core
+        lane = core.lane_of(self.registration, None)
+        item = Gated(event, None, (), attempt=attempt)
+        handed = HandedOver(self.name, item)
+        # One pair that no publish of this process may have counted.
+        core.ledger.event(type(event).__name__).pairs += 1
+        lane.queue.push(item)
+        return handed
+
+    def _decode(self, record: Record) -> Event:
         event = self._hub.decode(record)
         if isinstance(event, RawMessage) or not isinstance(event, Event):
             message = (
@@ -99,19 +161,7 @@ class DurableHandler:
                 f"has no event class of that name. Import its module before the bus starts."
             )
             raise StoredMessageError(message, message_id=record.message_id)
-        core = self._hub.core
-        lane = core.lane_of(self.registration, None)
-        done = anyio.Event()
-        item = Gated(event, None, (), lambda _: done.set(), attempt=attempt)
-        # One pair that no publish of this process may have counted.
-        core.ledger.event(type(event).__name__).pairs += 1
-        lane.queue.push(item)
-        await done.wait()
-        if item.is_handled:
-            return
-        if isinstance(item.error, Exception):
-            raise item.error
-        raise BusClosedError(f"The bus stopped before {self.name} was done with it.")
+        return event
 
 
 @final
@@ -132,6 +182,10 @@ class Subscribers:
         """The durable side of a handler, if it has one."""
         return self._handlers.get(registration)
 
+    def named(self, name: str) -> DurableHandler | None:
+        """The durable handler of this name in the journal."""
+        return next((one for one in self._handlers.values() if one.name == name), None)
+
     # -- registering -----------------------------------------------------------------------------
 
     def accept(self, registration: Registration, session_id: str | None) -> Registration:
@@ -144,7 +198,7 @@ class Subscribers:
         if not self._is_to_be_durable(registration, session_id):
             return registration
         name = _name(registration)
-        if any(handler.name == name for handler in self._handlers.values()):
+        if self.named(name) is not None:
             message = (
                 f"Two durable handlers are called {name!r} in the journal, and would share one "
                 f'place in it. Give one another name: durable="...".'
@@ -157,9 +211,6 @@ class Subscribers:
             concurrency=1 if registration.batch else config.max_in_flight,
             timeout=timeout,
         )
-        # The handler is in this process: it is cut off when its time is up, so the engine
-        # need not wonder whether an answer will come.
-        config = config.model_copy(update={"ack_timeout": None})
         handler = DurableHandler(self._hub, registration, name, config)
         self._handlers[registration] = handler
         return registration
@@ -192,10 +243,8 @@ class Subscribers:
         if registration.batch:
             in_flight = (registration.queue or self._hub.core.config.queue).batch_size
         options.setdefault("max_in_flight", in_flight)
-        if "retry" not in options:
-            options["retry"] = self._hub.core.bus.retry_tiers(registration)
         try:
-            config = SubscriptionConfig(**options)
+            return SubscriptionConfig(**options)
         except ValidationError as error:
             faults = "; ".join(
                 f"{'.'.join(str(part) for part in fault['loc']) or 'options'}: {fault['msg']}"
@@ -204,10 +253,6 @@ class Subscribers:
             known = ", ".join(SubscriptionConfig.model_fields)
             message = f"Durable handler {name!r}: {faults}. Its options are: {known}."
             raise ConfigurationError(message) from None
-        # What cannot be decoded now will not be decoded later.
-        hopeless = (*config.retry.give_up_on, StoredMessageError)
-        retry = config.retry.model_copy(update={"give_up_on": hopeless})
-        return config.model_copy(update={"retry": retry})
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -220,19 +265,23 @@ class Subscribers:
         """Start one that was registered while the bus runs."""
         handler = self._handlers.get(registration)
         if handler is not None:
+            handler.starting = anyio.Event()
             runtime = self._hub.core.require_runtime()
             runtime.spawn(self._start_late, handler, name=f"msgbus subscription {handler.name}")
 
     async def _start_late(self, handler: DurableHandler) -> None:
         try:
             await handler.start()
-        except JournalError as error:
+        except MsgBusError as error:
             log.error(
                 "subscription_failed",
                 bus=self._hub.core.config.name,
                 subscription=handler.name,
                 error=redact_exception(error),
             )
+        finally:
+            if handler.starting is not None:
+                handler.starting.set()
 
     async def forget(self, registration: Registration, timeout: float | None) -> int:
         """End one handler's subscription; how many messages it still had in hand."""

@@ -49,6 +49,7 @@ class MessageCodec:
 
     def __init__(self, types: Iterable[type[Message]] = ()) -> None:
         self._types: dict[str, type[Message]] = {}
+        self._seen: dict[str, type[Message]] = {}
         for message_type in types:
             self.register(message_type)
 
@@ -70,8 +71,11 @@ class MessageCodec:
             raise ConfigurationError(message)
 
     def learn(self, message_type: type[Message]) -> None:
-        """Make a class known by its wire name, unless another is."""
-        self._types.setdefault(message_type.__wire__.name, message_type)
+        """Decode records of its wire name as this class, unless one was registered for it.
+
+        For classes that are merely there: two of one name are no fault before one is used.
+        """
+        self._seen[message_type.__wire__.name] = message_type
 
     def other_names(self, message_type: type[Message]) -> list[str]:
         """Older names by which a class or one of its subclasses is known."""
@@ -83,7 +87,7 @@ class MessageCodec:
 
     def knows(self, name: str) -> bool:
         """Whether there is a class of this wire name."""
-        return name in self._types
+        return name in self._types or name in self._seen
 
     def encode(self, message: Message, *, time: float) -> Record:
         """The record of a message, recorded at `time` (seconds since the epoch).
@@ -133,7 +137,7 @@ class MessageCodec:
         Raises:
             StoredMessageError: The payload does not fit the class.
         """
-        message_type = self._types.get(record.name)
+        message_type = self._types.get(record.name) or self._seen.get(record.name)
         message = _raw(record) if message_type is None else _typed(message_type, record)
         set_meta(message, _metadata(record))
         return message

@@ -49,9 +49,13 @@ class MemoryJournal(TableJournal):
         return f"<MemoryJournal {self.path}>"
 
     async def _write(self, work: Callable[[Store], T]) -> T:
-        # Before, not after: a caller that is cancelled must not miss that it was written.
-        await anyio.lowlevel.checkpoint()
-        return self._write_now(work)
+        # Written in the order of the calls, so nothing else may run in between; and a caller
+        # that is cancelled must not miss that it was written.
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        try:
+            return self._write_now(work)
+        finally:
+            await anyio.lowlevel.cancel_shielded_checkpoint()
 
     def _write_now(self, work: Callable[[Store], T]) -> T:
         if self._is_closed:
@@ -72,6 +76,11 @@ class MemoryJournal(TableJournal):
         if self._is_closed:
             raise closed(self.path)
         return snapshot(self._store.connection, function)
+
+    def _read_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        if self._is_closed:
+            raise closed(self.path)
+        return function(self._store.connection)
 
     async def keep(
         self, lease: Lease, every: float, *, on_lost: Callable[[], object] | None = None

@@ -70,7 +70,10 @@ class CountAttempts(NamedTuple):
 
 
 class AddDeadLetter(NamedTuple):
-    """Keep a message that a subscription has given up on; again replaces the first."""
+    """Keep a message that a subscription has given up on.
+
+    If there is a letter about it already, the attempts add up, and the last error counts.
+    """
 
     letter: DeadLetter
 

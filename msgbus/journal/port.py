@@ -32,7 +32,8 @@ class Journal(Protocol):
     Offsets are whole numbers that grow from 1; there may be gaps, so they are compared, never
     counted with. `offset + 1` is always a valid start behind `offset`.
 
-    Calls may come from any task, on asyncio or trio. A call that is cancelled while it waits
+    Calls may come from any task, on asyncio or trio. What is written is written in the order in
+    which the calls were made. A call that is cancelled while it waits
     may still have been written: append the same message again, and the journal knows it.
     """
 
@@ -178,15 +179,42 @@ class Journal(Protocol):
     async def dead_letters(
         self, subscription: str | None = None, *, after: int = 0, limit: int = 100
     ) -> list[DeadLetter]:
-        """Dead letters with an id beyond `after`, oldest first."""
+        """Dead letters with an id beyond `after`, oldest first.
+
+        Those about which nothing is left to do, as they were replayed or discarded, are not
+        among them. `JournalDeadLetterStore` finds all, and deals with them.
+        """
         ...
 
-    async def due(self, time: float, limit: int = 100) -> list[Scheduled]:
-        """What is due at `time`, the longest overdue first. Stays until it is unscheduled."""
+    async def due(
+        self,
+        time: float,
+        limit: int = 100,
+        *,
+        subscription: str | None = None,
+        names: Collection[str] | None = None,
+    ) -> list[Scheduled]:
+        """What is due at `time`, the longest overdue first. Stays until it is unscheduled.
+
+        Only what is for exactly this `subscription`; without one, only what is for everybody.
+        With `names` (wire names) only those messages.
+        """
         ...
 
-    async def next_due(self) -> float | None:
-        """When the next scheduled message is due."""
+    async def next_due(
+        self, *, subscription: str | None = None, names: Collection[str] | None = None
+    ) -> float | None:
+        """When the next of those that `due` is about is due."""
+        ...
+
+    async def scheduled(self, ids: Iterable[str]) -> list[Scheduled]:
+        """Those of these entries that are in the schedule, whoever they are for."""
+        ...
+
+    async def count_scheduled(
+        self, *, subscription: str | None = None, names: Collection[str] | None = None
+    ) -> int:
+        """How many of those that `due` is about wait in all, due or not."""
         ...
 
     async def ticket(self, message_id: str) -> TicketRow | None:

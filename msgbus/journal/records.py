@@ -180,9 +180,19 @@ class DeadLetter(NamedTuple):
     error: str | None
     """Text of the last error, with secrets removed."""
     time: float
-    """Seconds since the epoch when it was given up."""
+    """Seconds since the epoch when it was given up, kept to the microsecond."""
     id: int = 0
     """Given by the journal."""
+    error_type: str = ""
+    """The class of the last error."""
+    traceback: str = ""
+    """Of the last error, with secrets removed."""
+    reason: str = "retries exhausted"
+    """Why it was given up."""
+    first_time: float | None = None
+    """When it was first tried, if that was another time."""
+    answered: bool = False
+    """Whether a command's caller saw the failure."""
 
 
 class Scheduled(NamedTuple):

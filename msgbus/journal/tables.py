@@ -22,13 +22,16 @@ from msgbus.journal.records import (
     Scheduled,
     TicketRow,
 )
-from msgbus.journal.sqlite import queries, reads
+from msgbus.journal.sqlite import queries, reads, schedules
+from msgbus.journal.sqlite.letters import JournalRows
 from msgbus.journal.sqlite.queries import Source
+from msgbus.journal.sqlite.schedules import Whose
 from msgbus.journal.sqlite.store import Store
 from msgbus.journal.watch import Watch
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import PayloadCodec
+    from msgbus.resilience.letter_rows import LetterRows
 
 T = TypeVar("T")
 
@@ -56,6 +59,10 @@ class TableJournal(ABC):
         """The value of `function` on one state of the tables."""
 
     @abstractmethod
+    def _read_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """The same in the caller's thread; what is being written may show."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Finish what was begun and let go of everything; may be called again."""
 
@@ -67,6 +74,9 @@ class TableJournal(ABC):
 
     def _source(self, connection: sqlite3.Connection) -> Source:
         return Source(connection, self.path, self._codec)
+
+    def _rows(self, connection: sqlite3.Connection) -> JournalRows:
+        return JournalRows(connection, self.path, self._codec)
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -190,22 +200,57 @@ class TableJournal(ABC):
     async def dead_letters(
         self, subscription: str | None = None, *, after: int = 0, limit: int = 100
     ) -> list[DeadLetter]:
-        """Dead letters with an id beyond `after`, oldest first."""
+        """Dead letters with an id beyond `after`, oldest first; see `Journal.dead_letters`."""
         return await self._read(
-            lambda connection: reads.dead_letters(
-                connection, self.path, self._codec, subscription, after, limit
-            )
+            lambda connection: self._rows(connection).open_letters(subscription, after, limit)
         )
 
-    async def due(self, time: float, limit: int = 100) -> list[Scheduled]:
-        """What is due at `time`, the longest overdue first. Stays until it is unscheduled."""
+    async def write_letters(self, work: Callable[[LetterRows], T]) -> T:
+        """The value of `work` on all letters, in one transaction; it may be called again."""
+        return await self._write(lambda store: work(self._rows(store.connection)))
+
+    async def read_letters(self, work: Callable[[LetterRows], T]) -> T:
+        """The value of `work`, which only reads, on one state of all letters."""
+        return await self._read(lambda connection: work(self._rows(connection)))
+
+    def read_letters_now(self, work: Callable[[LetterRows], T]) -> T:
+        """The same at once, from any thread: for numbers that are asked for seldom."""
+        return self._read_now(lambda connection: work(self._rows(connection)))
+
+    async def due(
+        self,
+        time: float,
+        limit: int = 100,
+        *,
+        subscription: str | None = None,
+        names: Collection[str] | None = None,
+    ) -> list[Scheduled]:
+        """What is due at `time`, the longest overdue first; see `Journal.due`."""
+        whose = Whose(subscription, names)
         return await self._read(
-            lambda connection: reads.due(connection, self.path, self._codec, time, limit)
+            lambda connection: schedules.due(self._source(connection), time, limit, whose)
         )
 
-    async def next_due(self) -> float | None:
-        """When the next scheduled message is due."""
-        return await self._read(reads.next_due)
+    async def next_due(
+        self, *, subscription: str | None = None, names: Collection[str] | None = None
+    ) -> float | None:
+        """When the next of those that `due` is about is due."""
+        whose = Whose(subscription, names)
+        return await self._read(lambda connection: schedules.next_due(connection, whose))
+
+    async def scheduled(self, ids: Iterable[str]) -> list[Scheduled]:
+        """Those of these entries that are in the schedule, whoever they are for."""
+        wanted = list(ids)
+        return await self._read(
+            lambda connection: schedules.entries(self._source(connection), wanted)
+        )
+
+    async def count_scheduled(
+        self, *, subscription: str | None = None, names: Collection[str] | None = None
+    ) -> int:
+        """How many of those that `due` is about wait in all, due or not."""
+        whose = Whose(subscription, names)
+        return await self._read(lambda connection: schedules.count(connection, whose))
 
     async def ticket(self, message_id: str) -> TicketRow | None:
         """How an enqueued command stands."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from msgbus.errors import CircuitOpenError
+    from msgbus.journal.letters import JournalDeadLetterStore
     from msgbus.middleware.chaos import ChaosMiddleware
     from msgbus.resilience.breaker import CircuitBreaker, Permit
     from msgbus.resilience.bus import ResilientMessageBus
@@ -47,6 +48,7 @@ __all__ = [
     "DeadLetterQueue",
     "DeadLetterStore",
     "ImportReport",
+    "JournalDeadLetterStore",
     "LetterFilter",
     "LetterGroup",
     "LetterPage",
@@ -75,6 +77,7 @@ _HOMES: Final = {
     "DeadLetterQueue": "msgbus.resilience.dead_letters",
     "DeadLetterStore": "msgbus.resilience.stores",
     "ImportReport": "msgbus.resilience.letter_files",
+    "JournalDeadLetterStore": "msgbus.journal.letters",
     "LetterFilter": "msgbus.resilience.stores",
     "LetterGroup": "msgbus.resilience.stores",
     "LetterPage": "msgbus.resilience.stores",

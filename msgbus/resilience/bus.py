@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from msgbus.resilience.retry import Trouble
     from msgbus.results import CommandResult, FailedResult
     from msgbus.session import BusSession
+    from msgbus.subscriptions.config import RetryTiers
 
 
 DEFAULT_RETRY: Final = RetryConfig()
@@ -88,7 +89,8 @@ class ResilientMessageBus(MessageBus):
         fallback: What to answer when all else failed: a value, or a function of message
             and error.
         dead_letters: Where to keep what fails for good: a store, a queue, `"memory"` for
-            up to 10,000 letters in memory, `None` for nowhere.
+            up to 10,000 letters in memory, `None` for nowhere. Unless given, in the journal
+            of the bus, and in memory if it has none.
         options: As for `MessageBus`.
     """
 
@@ -102,7 +104,7 @@ class ResilientMessageBus(MessageBus):
         bulkhead: int | None = None,
         rate_limit: RateLimit | float | None = None,
         fallback: Any = None,
-        dead_letters: DeadLetterQueue | DeadLetterStore | Literal["memory"] | None = "memory",
+        dead_letters: DeadLetterQueue | DeadLetterStore | Literal["auto", "memory"] | None = "auto",
         **options: Unpack[BusOptions],
     ) -> None:
         default = Policy(
@@ -119,6 +121,9 @@ class ResilientMessageBus(MessageBus):
         self._circuits = Circuits(self._core, breaker)
         if isinstance(breaker, CircuitBreaker):
             self._circuits.adopt(breaker)
+        self._are_letters_journaled = dead_letters == "auto" and options.get("journal") is not None
+        if dead_letters == "auto":
+            dead_letters = self._in_journal() if self._are_letters_journaled else "memory"
         self._letters = _queue_of(dead_letters, self._core.clock)
         if self._letters is not None:
             self._letters.connect(partial(redeliver, self._core))
@@ -184,15 +189,33 @@ class ResilientMessageBus(MessageBus):
             raise ConfigurationError(message)
         return self._letters
 
+    def _in_journal(self) -> DeadLetterStore:
+        # Not at the top: a bus without a journal does not pay for one.
+        from msgbus.journal.letters import JournalDeadLetterStore
+
+        # Asked for when it is needed: a journal is opened at the first use.
+        return JournalDeadLetterStore(lambda: self.journal)
+
     async def start(self) -> None:
         """As on every bus; opens the dead letters first.
 
         Raises:
             DeadLetterStoreError: They cannot be opened; nothing was started.
         """
-        if self._letters is not None and self._core.phase is Phase.NEW:
+        is_new = self._core.phase is Phase.NEW
+        if self._letters is not None and is_new and not self._are_letters_journaled:
             await self._letters.open()
         await super().start()
+
+    async def _journal_opened(self) -> None:
+        """Open the dead letters in the journal; called once there is one."""
+        if self._letters is not None and self._are_letters_journaled:
+            await self._letters.open()
+
+    async def _journal_closing(self) -> None:
+        """Write what died on the way, while there is a journal to write to."""
+        if self._letters is not None:
+            await self._letters.store.flush()
 
     async def stop(self, timeout: float | None = 30.0) -> DrainReport:
         """As on every bus; what died on the way is safe in its store when this returns."""
@@ -211,7 +234,12 @@ class ResilientMessageBus(MessageBus):
         return result
 
     def event_failed(self, lane: Lane, event: Event, error: BaseException) -> None:
-        """Keep an event that its handler could not handle."""
+        """Keep an event that its handler could not handle.
+
+        Of durable handlers the journal decides: another try, or a dead letter.
+        """
+        if lane.is_durable:
+            return
         frame = current_frame.get()
         if frame is not None and not _is_about(frame, event):
             frame = None  # this event failed before its handler was called
@@ -305,6 +333,22 @@ class ResilientMessageBus(MessageBus):
             call = marking(call)
         return core.wrap(registration, call, "message")
 
+    def retry_tiers(self, registration: Registration) -> RetryTiers:
+        """How often a durable handler tries again: as its policy says.
+
+        A policy that cannot be kept in a journal is followed in the process, around each
+        delivery.
+        """
+        from msgbus.subscriptions.config import RetryTiers
+
+        return self._tiers(registration) or RetryTiers(max_attempts=1)
+
+    def _tiers(self, registration: Registration) -> RetryTiers | None:
+        from msgbus.subscriptions.tiers import tiers_of
+
+        retry = self._policies.of(registration).retry
+        return None if retry is None else tiers_of(retry)
+
     def is_retried(self, registration: Registration) -> bool:
         """Whether a failed list is tried again by its policy, and not by its worker."""
         return self._policies.of(registration).retry is not None
@@ -319,6 +363,9 @@ class ResilientMessageBus(MessageBus):
 
     def _make_guard(self, registration: Registration, session: BusSession | None) -> Guard:
         policy = self._policies.of(registration)
+        if self._core.is_durable(registration) and self._tiers(registration) is not None:
+            # Its subscription tries again, and still knows after a restart how often it has.
+            policy = replace(policy, retry=None)
         circuit: CircuitBreaker | None = None
         if policy.breaker is not None:
             circuit = self._circuits.of(registration, policy.breaker, is_own=session is not None)

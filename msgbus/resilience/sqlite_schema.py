@@ -1,19 +1,14 @@
-"""The file of dead letters: its tables, its statements, and what can be wrong with it."""
+"""The file of dead letters: its tables, and what can be wrong with it."""
 
 from __future__ import annotations
 
-import json
 import sqlite3
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from msgbus.errors import DeadLetterStoreError
-from msgbus.resilience.claims import Claim
-from msgbus.resilience.letters import FIELDS, DeadLetterEntry, LetterStatus, micros, moment
-from msgbus.resilience.stores import LetterFilter, Record, position
+from msgbus.resilience.letter_rows import LetterRows, LetterTable
 
 SCHEMA_VERSION: Final = 1
 APPLICATION_ID: Final = 0x6D626C74  # "mblt", so that other files are told apart
@@ -50,21 +45,12 @@ INDEXES: Final = {
     "letters_by_group": "(status, error_type, handler, message_type, first_attempt, last_attempt)",
 }
 
-COLUMNS: Final = (*FIELDS, "owner", "claimed_at", "counted")
-_LISTED: Final = ", ".join(COLUMNS)
+LETTERS: Final = LetterTable("letters", size="SELECT value FROM counts WHERE name = 'letters'")
 
-# Only names of our own columns are put into these texts, never a value.
-INSERT: Final = f"INSERT INTO letters ({_LISTED}) VALUES ({', '.join('?' * len(COLUMNS))})"  # noqa: S608
-UPDATE: Final = (
-    f"UPDATE letters SET {', '.join(f'{name} = ?' for name in COLUMNS)} "  # noqa: S608
-    f"WHERE letter_id = ?"
-)
-GET: Final = f"SELECT {_LISTED} FROM letters WHERE letter_id = ?"  # noqa: S608
-CLAIMED: Final = f"SELECT {_LISTED} FROM letters WHERE status = 'replaying'"  # noqa: S608
-SIZE: Final = "SELECT value FROM counts WHERE name = 'letters'"
-HEAD: Final = "SELECT coalesce(max(seq), 0) FROM letters"
-REMOVE: Final = "DELETE FROM letters WHERE letter_id = ?"
-OLDEST: Final = f"SELECT {_LISTED} FROM letters WHERE status = ? ORDER BY seq LIMIT ?"  # noqa: S608
+
+def rows_of(connection: sqlite3.Connection) -> LetterRows:
+    """The letters of the file that is open on this connection."""
+    return LetterRows(connection, LETTERS)
 
 
 def connect(path: Path, *, timeout: float, read_only: bool = False) -> sqlite3.Connection:
@@ -163,103 +149,3 @@ def is_busy(error: BaseException) -> bool:
 def _code(error: sqlite3.Error) -> int:
     code: int = getattr(error, "sqlite_errorcode", 0) or 0
     return code & 0xFF  # without the extended part
-
-
-# -- rows --------------------------------------------------------------------------------------
-
-
-def row_of(record: Record) -> tuple[Any, ...]:
-    """A record as values under `COLUMNS`."""
-    letter = record.letter
-    values: dict[str, Any] = {name: getattr(letter, name) for name in FIELDS}
-    values["first_attempt"] = micros(letter.first_attempt)
-    values["last_attempt"] = micros(letter.last_attempt)
-    values["headers"] = json.dumps(dict(letter.headers))
-    values["status"] = letter.status.value
-    claim = record.claim
-    owned = (None, None) if claim is None else (claim.owner, claim.at)
-    return (*values.values(), *owned, record.counted)
-
-
-def record_of(row: Sequence[Any]) -> Record:
-    """The other way round."""
-    values: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
-    owner, claimed_at, counted = (values.pop(name) for name in COLUMNS[-3:])
-    values["first_attempt"] = moment(values["first_attempt"])
-    values["last_attempt"] = moment(values["last_attempt"])
-    values["headers"] = MappingProxyType(json.loads(values["headers"]))
-    values["status"] = LetterStatus(values["status"])
-    values["answered"] = bool(values["answered"])
-    values["from_system"] = bool(values["from_system"])
-    letter = DeadLetterEntry(**values)
-    claim = None if owner is None else Claim(letter.letter_id, owner, claimed_at)
-    return Record(letter, claim, bool(counted))
-
-
-# -- questions ---------------------------------------------------------------------------------
-
-
-def where(which: LetterFilter, after: str | None = None) -> tuple[str, list[Any]]:
-    """A filter as a condition, and its values."""
-    seq = _place(which)
-    tests: list[tuple[str, Any]] = [
-        ("handler = ?", which.handler),
-        ("error_type = ?", which.error_type),
-        ("session_id = ?", which.session_id),
-        ("answered = ?", which.answered),
-        ("status = ?", None if which.status is None else which.status.value),
-        ("last_attempt >= ?", None if which.since is None else micros(which.since)),
-        ("last_attempt < ?", None if which.until is None else micros(which.until)),
-        (f"{seq} > ?", None if after is None else position(after)),
-        (f"{seq} <= ?", None if which.upto is None else position(which.upto)),
-    ]
-    given = [(test, value) for test, value in tests if value is not None]
-    conditions, values = [test for test, _ in given], [value for _, value in given]
-    if which.message_types is not None:
-        names = sorted(which.message_types)
-        conditions.append(f"message_type IN ({', '.join('?' * len(names))})")
-        values += names
-    return " AND ".join(conditions) or "1", values
-
-
-def _place(which: LetterFilter) -> str:
-    """How a question names `seq`; with `+` no index serves for it.
-
-    With times given, that keeps the planner from walking all letters in their order.
-    """
-    return "seq" if which.since is None and which.until is None else "+seq"
-
-
-def page_query(which: LetterFilter, after: str | None, limit: int) -> tuple[str, list[Any]]:
-    """One page; its first column is `seq`.
-
-    The places come first, from an index alone where that is possible: what has to be sorted
-    are numbers, not letters.
-    """
-    condition, values = where(which, after)
-    order = _place(which)
-    places = f"SELECT seq FROM letters WHERE {condition} ORDER BY {order} LIMIT ?"  # noqa: S608
-    return (
-        f"SELECT seq, {_LISTED} FROM letters WHERE seq IN ({places}) ORDER BY seq",  # noqa: S608
-        [*values, limit],
-    )
-
-
-def count_query(which: LetterFilter) -> tuple[str, list[Any]]:
-    """How many."""
-    condition, values = where(which)
-    return f"SELECT count(*) FROM letters WHERE {condition}", values  # noqa: S608
-
-
-def groups_query(which: LetterFilter) -> tuple[str, list[Any]]:
-    """Groups with their newest letter's error."""
-    condition, values = where(which)
-    return (
-        "SELECT g.error_type, g.handler, g.message_type, g.number, g.first, g.last, l.error "  # noqa: S608
-        "FROM (SELECT error_type, handler, message_type, count(*) AS number, "
-        "min(first_attempt) AS first, max(last_attempt) AS last, max(seq) AS newest "
-        f"FROM letters WHERE {condition} GROUP BY error_type, handler, message_type) g "
-        "JOIN letters l ON l.seq = g.newest "
-        "ORDER BY g.number DESC, g.error_type, g.handler",
-        values,
-    )

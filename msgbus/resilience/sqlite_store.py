@@ -10,16 +10,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import TypeVar, final
 
 import anyio
 import anyio.to_thread
 
-from msgbus.errors import ConfigurationError, DeadLetterStoreError, MsgBusError
+from msgbus.errors import DeadLetterStoreError, MsgBusError
 from msgbus.resilience import sqlite_schema as schema
 from msgbus.resilience.claims import Claim
-from msgbus.resilience.letters import DeadLetterEntry, moment
-from msgbus.resilience.sqlite_room import Room, stored_record
+from msgbus.resilience.letter_room import Room, check_sizes, release, tell
+from msgbus.resilience.letter_rows import LetterRows
+from msgbus.resilience.letters import DeadLetterEntry
 from msgbus.resilience.sqlite_writer import Writer
 from msgbus.resilience.stores import (
     LetterFilter,
@@ -28,7 +29,6 @@ from msgbus.resilience.stores import (
     Notice,
     Overflow,
     Record,
-    released,
 )
 from msgbus.runtime import current_runtime
 
@@ -63,9 +63,7 @@ class SqliteDeadLetterStore:
         buffer: int = 10_000,
         timeout: float = 5.0,
     ) -> None:
-        for name, value in (("max_size", max_size), ("buffer", buffer)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}; it must be above 0.")
+        check_sizes(max_size=max_size, buffer=buffer)
         self.path = Path(path).absolute()
         self.max_size = max_size
         self.overflow = Overflow(overflow)
@@ -117,51 +115,32 @@ class SqliteDeadLetterStore:
 
     async def get(self, letter_id: str) -> DeadLetterEntry | None:
         """One letter."""
-        rows = await self._rows(schema.GET, [letter_id])
-        return schema.record_of(rows[0]).letter if rows else None
+        record = await self._asked(lambda rows: rows.get(letter_id))
+        return None if record is None else record.letter
 
     async def page(
         self, which: LetterFilter, *, after: str | None = None, limit: int = 100
     ) -> LetterPage:
         """At most `limit` letters behind the cursor `after`."""
-        # One more than asked for says whether there is a next page.
-        rows = await self._rows(*schema.page_query(which, after, limit + 1))
-        letters = tuple(schema.record_of(row[1:]).letter for row in rows[:limit])
-        return LetterPage(letters, str(rows[limit - 1][0]) if len(rows) > limit else None)
+        return await self._asked(lambda rows: rows.page(which, after, limit))
 
     async def count(self, which: LetterFilter) -> int:
         """How many there are."""
-        rows = await self._rows(*schema.count_query(which))
-        number: int = rows[0][0]
-        return number
+        return await self._asked(lambda rows: rows.count(which))
 
     def size(self) -> int:
         """How many dead letters are in the file, read in the caller's thread."""
         if not self.path.exists():
             return 0
-        number: int = self._readers.ask(*schema.count_query(LetterFilter()))[0][0]
-        return number
+        return self._readers.ask(lambda rows: rows.count(LetterFilter()))
 
     async def groups(self, which: LetterFilter) -> Sequence[LetterGroup]:
         """Letters by error type, handler and message type; the largest group first."""
-        return [
-            LetterGroup(
-                error_type=error_type,
-                handler=handler,
-                message_type=message_type,
-                count=number,
-                first=moment(first),
-                last=moment(last),
-                sample=sample,
-            )
-            for error_type, handler, message_type, number, first, last, sample in await self._rows(
-                *schema.groups_query(which)
-            )
-        ]
+        return await self._asked(lambda rows: rows.groups(which))
 
     async def head(self) -> str:
         """The place of the newest letter."""
-        return str((await self._rows(schema.HEAD, []))[0][0])
+        return str(await self._asked(LetterRows.head))
 
     async def change(
         self,
@@ -171,36 +150,15 @@ class SqliteDeadLetterStore:
         successor: DeadLetterEntry | None = None,
     ) -> DeadLetterEntry | None:
         """Replace one record by what `step` makes of it; `None` if there is none."""
-        dropped: list[Notice] = []
-
-        def work(connection: sqlite3.Connection) -> DeadLetterEntry | None:
-            record = stored_record(connection, letter_id)
-            if record is None:
-                return None
-            changed = step(record)
-            if changed is not record:
-                connection.execute(schema.UPDATE, (*schema.row_of(changed), letter_id))
-            if successor is not None:
-                dropped.extend(self._room.insert(connection, Record(successor), must_fit=True))
-            return changed.letter
-
-        letter = await self._written(work)
-        for notice in dropped:
-            _tell(self._listeners, notice)
+        letter, dropped = await self._written(
+            lambda rows: self._room.change(rows, letter_id, step, successor)
+        )
+        tell(self._listeners, dropped)
         return letter
 
     async def release(self, is_void: Callable[[Claim], bool]) -> int:
         """Make every letter dead again whose claim is void; how many."""
-
-        def work(connection: sqlite3.Connection) -> int:
-            records = [schema.record_of(row) for row in connection.execute(schema.CLAIMED)]
-            void = [one for one in records if one.claim is None or is_void(one.claim)]
-            for record in void:
-                row = schema.row_of(released(record))
-                connection.execute(schema.UPDATE, (*row, record.letter.letter_id))
-            return len(void)
-
-        return await self._written(work)
+        return await self._written(lambda rows: release(rows, is_void))
 
     async def put(self, letters: Sequence[DeadLetterEntry]) -> int:
         """Add those whose ids are new, all or none; how many were.
@@ -208,25 +166,8 @@ class SqliteDeadLetterStore:
         Raises:
             DeadLetterStoreError: They do not fit.
         """
-        dropped: list[Notice] = []
-
-        def work(connection: sqlite3.Connection) -> int:
-            number = 0
-            for letter in letters:
-                if stored_record(connection, letter.letter_id) is None:
-                    notices = self._room.insert(connection, Record(letter))
-                    if any(notice.kind == "refused" for notice in notices):
-                        raise DeadLetterStoreError(
-                            f"{len(letters)} letters do not fit into {self.path}, which takes "
-                            f"at most {self.max_size}. Make max_size larger, or discard some."
-                        )
-                    dropped.extend(notices)
-                    number += 1
-            return number
-
-        number = await self._written(work)
-        for notice in dropped:
-            _tell(self._listeners, notice)
+        number, dropped = await self._written(lambda rows: self._room.put(rows, letters, self.path))
+        tell(self._listeners, dropped)
         return number
 
     # -- writing -----------------------------------------------------------------------------------
@@ -236,11 +177,11 @@ class SqliteDeadLetterStore:
             if self._writer is None:
                 writer = Writer(
                     self.path,
-                    keep=self._room.keep,
+                    keep=functools.partial(_keep, self._room),
                     timeout=self._timeout,
                     buffer=self._buffer,
                     overflow=self.overflow,
-                    tell=functools.partial(_tell, self._listeners),
+                    tell=functools.partial(_tell_one, self._listeners),
                 )
                 # It knows nothing of this store, so that one nobody closes ends with its last
                 # user. At exit, too: what was handed over is written before the process ends.
@@ -248,15 +189,17 @@ class SqliteDeadLetterStore:
                 self._writer = writer
             return self._writer
 
-    async def _written(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def _written(self, work: Callable[[LetterRows], T]) -> T:
         if self._is_closed:
             raise DeadLetterStoreError(f"The store {self.path} is closed. Open it again.")
-        return await _result(self._started().submit(work))
+        return await _result(
+            self._started().submit(lambda connection: work(schema.rows_of(connection)))
+        )
 
     # -- reading -----------------------------------------------------------------------------------
 
-    async def _rows(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        """All rows of a question, asked in a thread, after what was added is written."""
+    async def _asked(self, question: Callable[[LetterRows], T]) -> T:
+        """The answer to a question, asked in a thread, after what was added is written."""
         writer = self._writer
         if writer is None or self._is_closed:
             await self.flush()
@@ -264,7 +207,7 @@ class SqliteDeadLetterStore:
             # A file that cannot be written may still be read.
             with suppress(DeadLetterStoreError):
                 await self.flush()
-        return await anyio.to_thread.run_sync(self._readers.ask, sql, values)
+        return await anyio.to_thread.run_sync(self._readers.ask, question)
 
 
 @final
@@ -277,8 +220,8 @@ class _Readers:
         self._free: list[sqlite3.Connection] = []
         weakref.finalize(self, _close_all, self._free)
 
-    def ask(self, sql: str, values: Sequence[Any]) -> list[Any]:
-        """All rows.
+    def ask(self, question: Callable[[LetterRows], T]) -> T:
+        """What `question` says of the letters.
 
         Raises:
             DeadLetterStoreError: The file cannot be read.
@@ -286,13 +229,13 @@ class _Readers:
         connection: sqlite3.Connection | None = None
         try:
             connection = self._take()
-            rows = connection.execute(sql, values).fetchall()
+            answer = question(schema.rows_of(connection))
         except sqlite3.Error as error:
             if connection is not None:
                 connection.close()
             raise schema.explained(error, self._path) from error
         self._free.append(connection)
-        return rows
+        return answer
 
     def close(self) -> None:
         """Close those that are not in use."""
@@ -305,9 +248,12 @@ class _Readers:
             return schema.connect(self._path, timeout=self._timeout, read_only=True)
 
 
-def _tell(listeners: Sequence[Callable[[Notice], None]], notice: Notice) -> None:
-    for listener in listeners:
-        listener(notice)
+def _keep(room: Room, connection: sqlite3.Connection, letter: DeadLetterEntry) -> Sequence[Notice]:
+    return room.keep(schema.rows_of(connection), letter)
+
+
+def _tell_one(listeners: Sequence[Callable[[Notice], None]], notice: Notice) -> None:
+    tell(listeners, [notice])
 
 
 def _close_all(connections: list[sqlite3.Connection]) -> None:

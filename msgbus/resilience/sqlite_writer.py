@@ -159,7 +159,7 @@ class Writer:
                 if isinstance(job, _Call):
                     self._call(connection, job)
                 else:
-                    notices += self._keep_one(connection, job)
+                    notices += self._keep(connection, job)
             connection.execute("COMMIT")
         except Exception as error:  # the border to the disk: nothing may end this thread
             self._failed(batch, error)
@@ -177,14 +177,6 @@ class Writer:
             call.outcome = (None, error)
             connection.execute("ROLLBACK TO call")
         connection.execute("RELEASE call")
-
-    def _keep_one(self, connection: sqlite3.Connection, letter: DeadLetterEntry) -> list[Notice]:
-        try:
-            return list(self._keep(connection, letter))
-        except sqlite3.OperationalError:
-            raise
-        except Exception as error:  # one that cannot be written must not hold up the others
-            return [Notice("refused", letter, f"it cannot be written: {type(error).__name__}")]
 
     def _done(self, batch: Sequence[DeadLetterEntry | _Call], notices: Sequence[Notice]) -> None:
         self._settle_letters(batch, notices)

@@ -11,6 +11,7 @@ from msgbus.subscriptions.engine import SubscriptionEngine
 from msgbus.subscriptions.mode import Delivery, Mode, Poison, StartAt
 from msgbus.subscriptions.progress import Counts, Progress, Standing
 from msgbus.subscriptions.subscription import DurableSubscription
+from msgbus.subscriptions.tiers import tiers_of
 
 __all__ = [
     "Consumer",
@@ -28,4 +29,5 @@ __all__ = [
     "Subscription",
     "SubscriptionConfig",
     "SubscriptionEngine",
+    "tiers_of",
 ]

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from msgbus.errors import Unhandleable
 from msgbus.journal.records import AckLevel, Record
 from msgbus.subscriptions.mode import Delivery, Mode, Poison, StartAt
 
@@ -30,21 +31,38 @@ class RetryTiers(BaseModel):
     """By how much each pause is longer than the one before."""
 
     max_delay: float = Field(default=600.0, ge=0)
-    """Upper bound of one pause."""
+    """Upper bound of one pause, jitter included."""
+
+    jitter: bool = True
+    """Multiply each pause by a random factor between 0.5 and 1.5."""
 
     in_process: float = Field(default=10.0, ge=0)
     """Pauses beyond this are written to the journal."""
 
-    give_up_on: tuple[type[Exception], ...] = ()
-    """Errors after which there is no other try."""
+    retry_on: tuple[type[Exception], ...] | None = None
+    """Only these errors are followed by another try; `None` for all."""
 
-    def delay(self, attempt: int) -> float:
-        """Seconds between try number `attempt`, which failed, and the next."""
+    give_up_on: tuple[type[Exception], ...] = ()
+    """Errors after which there is no other try, even if `retry_on` names a base of them."""
+
+    def delay(self, attempt: int, chance: float = 0.5) -> float:
+        """Seconds between try number `attempt`, which failed, and the next.
+
+        `chance` is a random number from 0 to 1; in the middle, jitter changes nothing.
+        """
         try:
             pause = self.initial_delay * self.exponential_base ** (attempt - 1)
         except OverflowError:
-            return self.max_delay
+            pause = self.max_delay if self.initial_delay else 0.0
+        if self.jitter:
+            pause = min(pause, self.max_delay) * (0.5 + chance)
         return min(pause, self.max_delay)
+
+    def allows(self, error: Exception) -> bool:
+        """Whether another try may follow this error."""
+        if isinstance(error, (Unhandleable, self.give_up_on)):
+            return False
+        return self.retry_on is None or isinstance(error, self.retry_on)
 
 
 class SubscriptionConfig(BaseModel):

@@ -13,7 +13,7 @@ from msgbus.subscriptions.window import Entry, State, Window
 
 if TYPE_CHECKING:
     from msgbus.clock import Clock
-    from msgbus.journal.records import Record, Scheduled
+    from msgbus.journal.records import Record
     from msgbus.subscriptions.config import SubscriptionConfig
     from msgbus.subscriptions.dispatcher import Consumer, Dispatcher
 
@@ -63,8 +63,10 @@ class Desk:
         self.cursor = SafeCursor(offset)
         self.window = Window(self.dispatcher.mode)
         self.attempts = dict(attempts or {})
-        self.dates: dict[str, Scheduled] = {}
-        """When messages that are still to be read may be tried again, by message id."""
+        self.dated_until = 0
+        """Messages up to here may have a date in the schedule."""
+        self.has_more_due = False
+        """Retries were left in the schedule for want of room."""
         self.recover_until = recover_until
         self.parked: set[str] = set()
         self.marks: list[str] = []
@@ -102,6 +104,11 @@ class Desk:
             return 0 if len(window) else 1
         if config.is_at_most_once:
             return self._startable()
+        return self.room()
+
+    def room(self) -> int:
+        """How many more messages the window should take in now."""
+        window, config = self.window, self.config
         if window.ready_count > config.fetch_size // 2:
             return 0
         return max(min(config.fetch_size, config.max_buffered - len(window)), 0)
@@ -231,6 +238,7 @@ class Desk:
             or config.rate_limit is not None  # the alarm for the next token has to be set
             or self.seek_to is not None
             or cursor.acks >= config.flush_acks
+            or (self.has_more_due and self.room())
             or (cursor.looked < self.head and self.wanted())
         ):
             self._wake()

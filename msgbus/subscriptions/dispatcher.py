@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from msgbus.journal.records import Record
 
 Deliver: TypeAlias = "Callable[[Record, int], Awaitable[None]]"
-"""Handles a record; the number is that of the try, from 1. Returning is the ack."""
+"""Handles a record; the number is that of the try, from 1. Returning is the ack.
+
+One with an attribute `is_eager` that is true is called in the order in which messages are
+handed out, whatever the order in which tasks get their turn; it gives its awaitable at once.
+"""
 
 
 class Feed(Protocol):
@@ -38,11 +42,13 @@ class Feed(Protocol):
 class Consumer:
     """One of those who share a subscription."""
 
-    __slots__ = ("deliver", "handed", "in_hand", "limit", "name")
+    __slots__ = ("deliver", "handed", "in_hand", "is_eager", "limit", "name")
 
     def __init__(self, name: str, deliver: Deliver, limit: int) -> None:
         self.name = name
         self.deliver = deliver
+        self.is_eager = bool(getattr(deliver, "is_eager", False))
+        """Whether `deliver` is called as soon as a message is handed out."""
         self.limit = limit
         self.in_hand = 0
         """Messages it has and has not answered."""

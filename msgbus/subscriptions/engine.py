@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, final
 
@@ -15,7 +16,7 @@ from msgbus.journal.records import Record
 from msgbus.subscriptions.config import SubscriptionConfig
 from msgbus.subscriptions.desk import Desk
 from msgbus.subscriptions.dispatcher import Consumer, Dispatcher
-from msgbus.subscriptions.ledger import Ledger, Source
+from msgbus.subscriptions.ledger import Ledger, OnDeadLetter, Source
 from msgbus.subscriptions.mode import StartAt
 from msgbus.subscriptions.office import Office
 from msgbus.subscriptions.progress import Progress, Standing
@@ -61,6 +62,8 @@ class SubscriptionEngine:
         matches: Callable[[Record], bool] | None = None,
         clock: Clock | None = None,
         on_stall: Callable[[Progress], object] | None = None,
+        on_dead_letter: OnDeadLetter | None = None,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
         self.config = config or SubscriptionConfig()
@@ -68,6 +71,8 @@ class SubscriptionEngine:
         self._clock = clock or SystemClock()
         self._source = Source(topic, names, matches)
         self._on_stall = on_stall
+        self._on_dead_letter = on_dead_letter
+        self._chance = chance
         holder = f"{os.getpid()}-{uuid7()}"
         ttl = self.config.lease_ttl
         self._tenure = Tenure(journal, name, holder, self._clock, ttl, self._lease_lost)
@@ -92,9 +97,15 @@ class SubscriptionEngine:
             raise ConfigurationError(message)
         self._desk = Desk(self.config, dispatcher, self._clock, self.wake)
         ledger = Ledger(
-            self._journal, self.name, self._desk, self._tenure, self._clock, self._source
+            self._journal,
+            self.name,
+            self._desk,
+            self._tenure,
+            self._clock,
+            self._source,
+            self._on_dead_letter,
         )
-        self._pump = Pump(self.name, self._desk, ledger, self._clock)
+        self._pump = Pump(self.name, self._desk, ledger, self._clock, self._chance)
         self._watchdog = Watchdog(self._journal, self._desk, ledger, self._clock, self._stalled)
         self._office = Office(
             self.name,

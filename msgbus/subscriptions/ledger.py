@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 from msgbus.journal import operations as op
-from msgbus.journal.records import Cursor, DeadLetter, Page, Record, Scheduled
+from msgbus.journal.records import Cursor, Page, Record, Scheduled
+from msgbus.subscriptions.letters import letter_of
 from msgbus.subscriptions.window import Entry
-from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.clock import Clock
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from msgbus.subscriptions.tenure import Tenure
 
 INFINITY = float("inf")
-MOST_SCHEDULED = 1_000_000
+
+OnDeadLetter: TypeAlias = "Callable[[Record, BaseException | None, int], Sequence[op.Operation]]"
+"""Given a record, its last error and the number of tries: what to write with its dead letter."""
 
 
 class Source(NamedTuple):
@@ -36,7 +38,14 @@ class Ledger:
     """Turns what happened at the desk into transactions; what is not written stays to be."""
 
     def __init__(
-        self, journal: Journal, name: str, desk: Desk, tenure: Tenure, clock: Clock, source: Source
+        self,
+        journal: Journal,
+        name: str,
+        desk: Desk,
+        tenure: Tenure,
+        clock: Clock,
+        source: Source,
+        on_dead_letter: OnDeadLetter | None = None,
     ) -> None:
         self._journal = journal
         self._name = name
@@ -44,6 +53,7 @@ class Ledger:
         self._tenure = tenure
         self._clock = clock
         self._source = source
+        self._on_dead_letter = on_dead_letter
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -71,10 +81,22 @@ class Ledger:
         """Tries beyond the cursor that the journal knows of."""
         return await self._journal.attempts(self._name)
 
-    async def scheduled(self) -> list[Scheduled]:
+    async def head(self) -> int:
+        """The newest offset of the journal."""
+        return await self._journal.head()
+
+    async def scheduled(self, limit: int) -> list[Scheduled]:
         """The retries of this subscription, in the order of their time."""
-        entries = await self._journal.due(INFINITY, MOST_SCHEDULED)
-        return [entry for entry in entries if entry.subscription == self._name]
+        return await self._journal.due(INFINITY, limit, subscription=self._name)
+
+    async def count_scheduled(self) -> int:
+        """How many retries of this subscription wait."""
+        return await self._journal.count_scheduled(subscription=self._name)
+
+    async def dates(self, records: Iterable[Record]) -> dict[str, Scheduled]:
+        """When these may be tried again, by message id, if the schedule knows of them."""
+        ids = [self.retry_id(record.message_id) for record in records]
+        return {entry.record.message_id: entry for entry in await self._journal.scheduled(ids)}
 
     async def parked_keys(self) -> set[str]:
         """The keys of all dead letters of this subscription."""
@@ -157,9 +179,10 @@ class Ledger:
         """The schedule need not keep it any more."""
         return op.Unschedule(self.retry_id(entry.record.message_id))
 
-    def letter(self, entry: Entry) -> op.Operation:
+    def letter(self, entry: Entry) -> list[op.Operation]:
         """It is given up."""
-        error = None if entry.error is None else redact_exception(entry.error)
-        time = self._clock.time()
-        letter = DeadLetter(self._name, entry.record, entry.attempt, error, time)
-        return op.AddDeadLetter(letter)
+        letter = letter_of(self._name, entry, self._desk, self._clock.time())
+        operations: list[op.Operation] = [op.AddDeadLetter(letter)]
+        if self._on_dead_letter is not None:
+            operations += self._on_dead_letter(entry.record, entry.error, entry.attempt)
+        return operations

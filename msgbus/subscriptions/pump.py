@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 from msgbus.journal import operations as op
+from msgbus.subscriptions.agenda import Agenda
 from msgbus.subscriptions.verdict import Fate, judge
 from msgbus.subscriptions.window import Entry, State
 from msgbus.telemetry.logging import log
@@ -24,18 +25,20 @@ INFINITY = float("inf")
 class Pump:
     """One round after the other, each a few steps; only one task calls it."""
 
-    def __init__(self, name: str, desk: Desk, ledger: Ledger, clock: Clock) -> None:
+    def __init__(
+        self, name: str, desk: Desk, ledger: Ledger, clock: Clock, chance: Callable[[], float]
+    ) -> None:
         self._name = name
         self._desk = desk
         self._ledger = ledger
         self._clock = clock
-        self._retries: list[tuple[float, str, Scheduled]] = []
-        """Those that are in the schedule only, by the time they are due."""
+        self._chance = chance
+        self._agenda = Agenda(desk, ledger)
 
     @property
     def scheduled(self) -> int:
         """Messages that wait in the schedule only."""
-        return len(self._retries)
+        return self._agenda.count
 
     async def begin(self, start: int) -> None:
         """Take up the work where it was left.
@@ -53,24 +56,21 @@ class Pump:
         )
         if desk.config.park_key:
             desk.parked = await ledger.parked_keys()
-        self._retries.clear()
-        for entry in await ledger.scheduled():
-            if entry.record.offset > cursor.offset:
-                desk.dates[entry.record.message_id] = entry
-            else:
-                self._keep(entry)
-        if desk.is_recovering or self._retries or desk.dates:
+        await self._agenda.begin()
+        if self.scheduled:
+            desk.dated_until = await ledger.head()
+        if desk.is_recovering or self.scheduled:
             log.info(
                 "subscription_recovered",
                 subscription=self._name,
                 offset=cursor.offset,
                 in_flight_until=cursor.fetched,
-                scheduled=len(self._retries) + len(desk.dates),
+                scheduled=self.scheduled,
             )
 
     def forget(self) -> None:
         """Another engine has the schedule now."""
-        self._retries.clear()
+        self._agenda.forget()
 
     async def round(self) -> None:
         """Do everything that is to be done now."""
@@ -80,7 +80,7 @@ class Pump:
         if desk.seek_to is not None and not desk.window.in_flight:
             await self._seek(desk.seek_to)
         if not desk.is_held:
-            self._take_due()
+            await self._take_due()
             await self._retry()
             await self._fetch()
         if desk.is_flush_due():
@@ -91,8 +91,8 @@ class Pump:
         if self._desk.is_held:
             return INFINITY
         pause = self._desk.until_next(self._clock.now())
-        if self._retries:
-            pause = min(pause, self._retries[0][0] - self._clock.time())
+        if not self._desk.has_more_due:
+            pause = min(pause, self._agenda.due() - self._clock.time())
         return max(pause, 0.0)
 
     # -- reading -------------------------------------------------------------------------------
@@ -115,6 +115,9 @@ class Pump:
         known: set[str] = set()
         if desk.config.idempotent and records:
             known = await ledger.marked(records)
+        dates: dict[str, Scheduled] = {}
+        if records and records[0].offset <= desk.dated_until:
+            dates = await ledger.dates(records)
         fresh = [desk.entry(record) for record in records if record.message_id not in known]
         limit = desk.config.retry.max_attempts
         alive = [entry for entry in fresh if entry.stored < limit]
@@ -126,6 +129,9 @@ class Pump:
             raise
         desk.counts.skipped += len(known)
         self._take_in(records, {entry.offset: entry for entry in fresh}, end)
+        for entry in fresh:
+            self._add(entry, dates.get(entry.record.message_id))
+        desk.moved()
 
     async def _write_opening(self, entries: list[Entry], end: int, *, is_single: bool) -> None:
         ledger = self._ledger
@@ -153,18 +159,15 @@ class Pump:
                 cursor.read(record.offset)
             if entry is None:
                 cursor.done(record.offset)
-            else:
-                self._add(entry)
         cursor.pass_by(end)
         if desk.config.is_at_most_once:
             cursor.written(cursor.position if fresh else cursor.persisted)
-        desk.moved()
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: Entry, date: Scheduled | None) -> None:
         desk = self._desk
-        date = desk.dates.pop(entry.record.message_id, None)
         due = None
         if date is not None:
+            self._agenda.found()
             entry.is_scheduled = True
             entry.attempt = max(entry.attempt, date.attempt)
             due = self._clock.now() + max(date.due - self._clock.time(), 0.0)
@@ -192,7 +195,7 @@ class Pump:
                 self._settle_here(entry, fate, delay)
         if not letters and not dated:
             return
-        operations: list[op.Operation] = [ledger.letter(entry) for entry in letters]
+        operations = [each for entry in letters for each in ledger.letter(entry)]
         now = self._clock.time()
         operations += [
             op.Schedule(ledger.retry(entry, now + delay, entry.attempt + 1))
@@ -210,7 +213,7 @@ class Pump:
         assert entry.error is not None  # noqa: S101 (set by `fail`)
         if entry.key is not None and entry.key in desk.parked:
             return Fate.DEAD_LETTER, 0.0
-        return judge(desk.config, desk.dispatcher.mode, entry, entry.error)
+        return judge(desk.config, desk.dispatcher.mode, entry, entry.error, self._chance())
 
     def _settle_here(self, entry: Entry, fate: Fate, delay: float) -> None:
         desk = self._desk
@@ -250,10 +253,7 @@ class Pump:
         self._end_runner(entry)
         entry.is_scheduled = False  # the schedule is to keep it
         desk.leave(entry)
-        self._keep(self._ledger.retry(entry, due, entry.attempt))
-
-    def _keep(self, scheduled: Scheduled) -> None:
-        heappush(self._retries, (scheduled.due, scheduled.id, scheduled))
+        self._agenda.add(self._ledger.retry(entry, due, entry.attempt))
 
     def _about(self, entry: Entry) -> dict[str, object]:
         """What a log event says of a message."""
@@ -268,25 +268,19 @@ class Pump:
 
     # -- other tries ---------------------------------------------------------------------------
 
-    def _take_due(self) -> None:
+    async def _take_due(self) -> None:
         """Bring scheduled messages back whose time has come."""
         desk = self._desk
-        while self._retries and self._retries[0][0] <= self._clock.time():
-            if len(desk.window) >= desk.config.max_buffered:
-                return
-            _, _, scheduled = heappop(self._retries)
-            there = desk.window.get(scheduled.record.offset)
-            if there is not None:
-                # A seek has gone back behind it. The schedule is cleared with its ack.
-                there.is_scheduled = True
-                continue
-            if scheduled.record.offset > desk.cursor.looked:
-                desk.dates[scheduled.record.message_id] = scheduled
-                continue
+        room = desk.room()
+        for _ in range(room):
+            scheduled = await self._agenda.take(self._clock.time())
+            if scheduled is None:
+                break
             entry = desk.entry(scheduled.record)
             entry.attempt = scheduled.attempt
             entry.is_retry = entry.is_scheduled = True
             desk.window.add(entry, due=self._clock.now())
+        desk.has_more_due = self._agenda.due() <= self._clock.time()
 
     async def _retry(self) -> None:
         """Let those whose pause is over go out again, once the journal knows of it."""
@@ -326,19 +320,22 @@ class Pump:
     # -- seek ----------------------------------------------------------------------------------
 
     async def _seek(self, offset: int) -> None:
-        desk = self._desk
+        desk, ledger = self._desk, self._ledger
+        back: list[op.Operation] = []
         for entry in desk.window.entries():
             self._end_runner(entry)
             if entry.is_retry:
-                self._keep(self._ledger.retry(entry, self._clock.time(), entry.attempt))
+                retry = ledger.retry(entry, self._clock.time(), entry.attempt)
+                back.append(op.Schedule(retry))
+                self._agenda.add(retry)
             elif entry.is_scheduled:
                 desk.unschedule.append(entry.record.message_id)
             desk.window.remove(entry)
-        desk.unschedule += desk.dates
-        desk.dates = {}
-        await self._ledger.commit()
-        await self._ledger.seek(offset)
-        parked = desk.parked
+        await ledger.commit(back)
+        await ledger.seek(offset)
+        parked, dated_until = desk.parked, max(desk.dated_until, desk.cursor.looked)
         desk.open(offset)
         desk.parked = parked
+        desk.dated_until = dated_until if self.scheduled else 0
         desk.seek_to = None
+        self._agenda.look_again()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final, final
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ TURN: Final = 50
 class Runner:
     """Works for whoever's turn it is; ends when there is nothing to hand out."""
 
-    __slots__ = ("_desk", "_entry", "_runners", "_runtime", "task")
+    __slots__ = ("_begun", "_desk", "_entry", "_runners", "_runtime", "task")
 
     task: Task
 
@@ -27,9 +28,19 @@ class Runner:
     ) -> None:
         self._desk = desk
         self._runtime = runtime
-        self._entry: Entry | None = entry
         self._runners = runners
+        self._take(entry)
+
+    def _take(self, entry: Entry | None) -> None:
+        """Have a message in hand; an eager consumer begins with it here and now."""
+        self._entry = entry
+        self._begun: Awaitable[None] | None = None
+        if entry is None:
+            return
         entry.runner = self
+        consumer = entry.consumer
+        if consumer is not None and consumer.is_eager:
+            self._begun = consumer.deliver(entry.record, entry.attempt)
 
     async def run(self) -> None:
         """Deliver until nothing is left to be handed out."""
@@ -42,9 +53,7 @@ class Runner:
                 # A handler that never waits would keep its free colleagues from their turn.
                 if turns % TURN == 0 or len(desk.dispatcher.consumers) > 1:
                     await self._runtime.checkpoint()
-                self._entry = desk.next()
-                if self._entry is not None:
-                    self._entry.runner = self
+                self._take(desk.next())
         finally:
             self._runners.pop(self, None)
 
@@ -60,7 +69,7 @@ class Runner:
 
     async def _call(self, entry: Entry, consumer: Consumer) -> Exception | None:
         try:
-            await consumer.deliver(entry.record, entry.attempt)
+            await (self._begun or consumer.deliver(entry.record, entry.attempt))
         except Exception as error:
             return error
         except BaseException as error:

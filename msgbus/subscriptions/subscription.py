@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Self, final
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from msgbus.clock import Clock
     from msgbus.journal.port import Journal
     from msgbus.journal.records import Record
+    from msgbus.subscriptions.ledger import OnDeadLetter
     from msgbus.subscriptions.mode import StartAt
     from msgbus.subscriptions.progress import Progress
 
@@ -36,6 +38,8 @@ class DurableSubscription:
         matches: Callable[[Record], bool] | None = None,
         clock: Clock | None = None,
         on_stall: Callable[[Progress], object] | None = None,
+        on_dead_letter: OnDeadLetter | None = None,
+        chance: Callable[[], float] = random.random,
     ) -> None:
         self.engine = SubscriptionEngine(
             journal,
@@ -46,6 +50,8 @@ class DurableSubscription:
             matches=matches,
             clock=clock,
             on_stall=on_stall,
+            on_dead_letter=on_dead_letter,
+            chance=chance,
         )
         self.dispatcher = Dispatcher(self.engine.config.mode, self.engine)
         self.add_consumer(name, deliver)

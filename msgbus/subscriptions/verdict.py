@@ -43,17 +43,20 @@ _LAST_RESORT = {
 }
 
 
-def judge(config: SubscriptionConfig, mode: Mode, entry: Entry, error: Exception) -> Verdict:
-    """What becomes of `entry`, whose try number `entry.attempt` ended in `error`."""
+def judge(
+    config: SubscriptionConfig, mode: Mode, entry: Entry, error: Exception, chance: float
+) -> Verdict:
+    """What becomes of `entry`, whose try number `entry.attempt` ended in `error`.
+
+    `chance` is a random number from 0 to 1, for the jitter of the pause.
+    """
     retry = config.retry
     is_final = (
-        config.is_at_most_once
-        or entry.attempt >= retry.max_attempts
-        or isinstance(error, retry.give_up_on)
+        config.is_at_most_once or entry.attempt >= retry.max_attempts or not retry.allows(error)
     )
     if is_final:
         return Verdict(_LAST_RESORT[config.on_poison])
-    delay = retry.delay(entry.attempt)
+    delay = retry.delay(entry.attempt, chance)
     if delay <= retry.in_process and not entry.is_retry:
         return Verdict(Fate.RETRY, delay)
     # Where order is promised, those behind it have to wait for it in any case.

@@ -19,6 +19,7 @@ from msgbus.testing.journals.leases import LeaseTests
 from msgbus.testing.journals.letters import LetterTests
 from msgbus.testing.journals.messages import MessageTests
 from msgbus.testing.journals.questions import QuestionTests
+from msgbus.testing.journals.schedules import ScheduleTests
 
 __all__ = [
     "DurableConformance",
@@ -29,7 +30,9 @@ __all__ = [
 ]
 
 
-class JournalConformance(MessageTests, QuestionTests, CursorTests, LeaseTests, LetterTests):
+class JournalConformance(
+    MessageTests, QuestionTests, CursorTests, LeaseTests, LetterTests, ScheduleTests
+):
     """What every journal must do."""
 
 

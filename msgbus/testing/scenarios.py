@@ -86,6 +86,7 @@ def _config(chance: Random, mode: Mode, delivery: Delivery) -> SubscriptionConfi
         max_attempts=chance.randint(1, 4),
         initial_delay=chance.choice([0.0, 0.1, 5.0, 30.0]),
         max_delay=120.0,
+        jitter=chance.random() < 0.5,
         in_process=chance.choice([1.0, 10.0]),
     )
     return SubscriptionConfig(

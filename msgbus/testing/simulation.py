@@ -58,6 +58,7 @@ class Simulation:
         self.history = History()
         self._sabotage = sabotage
         self._chance = Random(f"run {scenario.seed}")
+        self._jitter = Random(f"jitter {scenario.seed}")
         self._clock = VirtualClock()
         self._journal = MemoryJournal(clock=self._clock)
         self._lives: list[_Life] = []
@@ -91,6 +92,7 @@ class Simulation:
             lambda record, attempt: self._handle(life, record, attempt),
             self.scenario.config,
             clock=self._clock,
+            chance=self._jitter.random,
         )
         life = _Life(number, process, subscription)
         process.on_death.append(subscription.engine.abort)
@@ -206,7 +208,7 @@ class Simulation:
             await self._look()
             progress = [life.subscription.progress() for life in self._lives]
             is_busy = any(each.scheduled or each.buffered for each in progress)
-            due = await self._journal.next_due()
+            due = await self._journal.next_due(subscription=NAME)
             if history.positions[-1] >= history.head and due is None and not is_busy:
                 history.is_settled = True
                 break

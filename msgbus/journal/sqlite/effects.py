@@ -9,6 +9,7 @@ from msgbus.errors import CursorError, JournalConflictError
 from msgbus.journal import operations as op
 from msgbus.journal.records import Cursor, TicketState
 from msgbus.journal.sqlite import reads
+from msgbus.journal.sqlite.letters import JournalRows
 from msgbus.journal.sqlite.rows import cursor_checksum, pack
 
 if TYPE_CHECKING:
@@ -96,21 +97,11 @@ def _count_attempts(store: Store, count: op.CountAttempts) -> None:
 
 
 def _add_dead_letter(store: Store, add: op.AddDeadLetter) -> None:
-    letter = add.letter
-    beside = (letter.subscription, letter.attempts, letter.error, float(letter.time))
-    ids = (letter.subscription, letter.record.message_id, letter.record.name)
-    store.connection.execute(
-        "INSERT INTO msgbus_dead_letters (subscription, message_id, name, attempts, error, "
-        "time, envelope, payload, crc) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) "
-        "ON CONFLICT (subscription, message_id) DO UPDATE SET attempts = excluded.attempts, "
-        "error = excluded.error, time = excluded.time, envelope = excluded.envelope, "
-        "payload = excluded.payload, crc = excluded.crc",
-        (*ids, *beside[1:], *pack(letter.record, store.codec, *beside)),
-    )
+    JournalRows(store.connection, store.path, store.codec).add(add.letter)
 
 
 def _drop_dead_letter(store: Store, drop: op.DropDeadLetter) -> None:
-    store.connection.execute("DELETE FROM msgbus_dead_letters WHERE id = ?", (drop.id,))
+    JournalRows(store.connection, store.path, store.codec).drop(drop.id)
 
 
 def _mark(store: Store, mark: op.Mark) -> None:
@@ -128,9 +119,10 @@ def _mark(store: Store, mark: op.Mark) -> None:
 
 def _schedule(store: Store, schedule: op.Schedule) -> None:
     entry = schedule.entry
-    beside = (entry.id, float(entry.due), entry.subscription, entry.attempt)
+    name = entry.record.name
+    beside = (entry.id, float(entry.due), entry.subscription, entry.attempt, name)
     store.connection.execute(
-        "INSERT OR REPLACE INTO msgbus_schedule VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT OR REPLACE INTO msgbus_schedule VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (*beside, *pack(entry.record, store.codec, *beside)),
     )
 

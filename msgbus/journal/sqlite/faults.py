@@ -32,6 +32,10 @@ def translated(path: str) -> Generator[None]:
         yield
     except sqlite3.Error as error:
         raise translate(error, path) from error
+    except UnicodeDecodeError as error:
+        # SQLite's complaint quotes the damage, and Python cannot read the complaint.
+        kind, text = _KNOWN[sqlite3.SQLITE_CORRUPT]
+        raise kind(text.format(path=path, error=error.reason), path=path) from error
 
 
 def translate(error: sqlite3.Error, path: str) -> JournalError:

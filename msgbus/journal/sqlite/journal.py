@@ -21,7 +21,7 @@ from msgbus.journal.records import (
     VerifyReport,
 )
 from msgbus.journal.sqlite import reads, upkeep
-from msgbus.journal.sqlite.faults import translate
+from msgbus.journal.sqlite.faults import translate, translated
 from msgbus.journal.sqlite.files import (
     MEMORY,
     Connect,
@@ -119,6 +119,12 @@ class SqliteJournal(TableJournal):
             # A database in memory has one connection only.
             return await self._write(lambda store: function(store.connection))
         return await self._readers.run(function)
+
+    def _read_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        if self._readers is not None:
+            return self._readers.run_now(function)
+        with translated(self.path):
+            return function(self._connection)
 
     async def _alone(self, work: Callable[[Store], T]) -> T:
         """The value of `work`, run between two groups, with transactions of its own."""

@@ -55,10 +55,11 @@ class Readers:
     ) -> T:
         """The value of `function`, on a snapshot of the file, in a worker thread."""
         return await anyio.to_thread.run_sync(
-            self._run, function, in_snapshot, abandon_on_cancel=True
+            self.run_now, function, in_snapshot, abandon_on_cancel=True
         )
 
-    def _run(self, function: Callable[[sqlite3.Connection], T], in_snapshot: bool) -> T:
+    def run_now(self, function: Callable[[sqlite3.Connection], T], in_snapshot: bool = True) -> T:
+        """The same in the caller's own thread."""
         connection = self._take()
         try:
             with translated(self._path):

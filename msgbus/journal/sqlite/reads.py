@@ -1,4 +1,4 @@
-"""Everything that is read about subscriptions: cursors, leases, letters, schedules, tickets.
+"""Everything that is read about subscriptions: cursors, leases, tickets.
 
 Functions of a connection, so that the writer may ask inside its transaction, and readers
 outside of it.
@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgbus.errors import CursorError, JournalCorruptError
 from msgbus.journal.records import (
     Cursor,
-    DeadLetter,
     Delivery,
     Lease,
     Outcome,
-    Scheduled,
     TicketRow,
     TicketState,
 )
-from msgbus.journal.sqlite.rows import cursor_checksum, unpack
-
-if TYPE_CHECKING:
-    from msgbus.journal.codec import PayloadCodec
+from msgbus.journal.sqlite.rows import cursor_checksum
 
 # More would pass the limit of parameters in older versions of SQLite.
-_CHUNK: Final = 500
+CHUNK: Final = 500
 
 
 def head(connection: sqlite3.Connection) -> int:
@@ -103,8 +98,8 @@ def marked(
     """Those of the ids that are marked."""
     wanted = list(message_ids)
     found: set[str] = set()
-    for start in range(0, len(wanted), _CHUNK):
-        chunk = wanted[start : start + _CHUNK]
+    for start in range(0, len(wanted), CHUNK):
+        chunk = wanted[start : start + CHUNK]
         places = ",".join("?" * len(chunk))
         found.update(
             str(message_id)
@@ -117,59 +112,10 @@ def marked(
     return found
 
 
-def dead_letters(
-    connection: sqlite3.Connection,
-    path: str,
-    codec: PayloadCodec | None,
-    subscription: str | None,
-    after: int,
-    limit: int,
-) -> list[DeadLetter]:
-    """Dead letters, oldest first."""
-    rows = connection.execute(
-        "SELECT id, subscription, attempts, error, time, envelope, payload, crc "
-        "FROM msgbus_dead_letters WHERE id > ? AND (? IS NULL OR subscription = ?) "
-        "ORDER BY id LIMIT ?",
-        (after, subscription, subscription, limit),
-    ).fetchall()
-    letters: list[DeadLetter] = []
-    for number, who, tries, error, time, *packed in rows:
-        envelope, payload, crc = packed
-        record = unpack((envelope, payload, crc), codec, who, tries, error, time)
-        if record is None:
-            raise _damaged(path, f"Dead letter {number}")
-        letters.append(DeadLetter(who, record, tries, error, time, number))
-    return letters
-
-
-def due(
-    connection: sqlite3.Connection, path: str, codec: PayloadCodec | None, time: float, limit: int
-) -> list[Scheduled]:
-    """What is due, the longest overdue first."""
-    rows = connection.execute(
-        "SELECT id, due, subscription, attempt, envelope, payload, crc FROM msgbus_schedule "
-        "WHERE due <= ? ORDER BY due, rowid LIMIT ?",
-        (time, limit),
-    ).fetchall()
-    entries: list[Scheduled] = []
-    for name, when, who, attempt, *packed in rows:
-        envelope, payload, crc = packed
-        record = unpack((envelope, payload, crc), codec, name, when, who, attempt)
-        if record is None:
-            raise _damaged(path, f"The scheduled message {name}")
-        entries.append(Scheduled(name, when, record, who, attempt))
-    return entries
-
-
-def _damaged(path: str, what: str) -> JournalCorruptError:
+def damaged(path: str, what: str) -> JournalCorruptError:
+    """The error about a row whose checksum does not fit."""
     message = f"{what} of the journal {path} is damaged: its checksum does not fit."
     return JournalCorruptError(message, path=path)
-
-
-def next_due(connection: sqlite3.Connection) -> float | None:
-    """When the next scheduled message is due."""
-    row = connection.execute("SELECT min(due) FROM msgbus_schedule").fetchone()
-    return None if row[0] is None else float(row[0])
 
 
 def deliveries(connection: sqlite3.Connection, message_id: str) -> list[Delivery]:

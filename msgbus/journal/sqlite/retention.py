@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from msgbus.journal.records import Retention, TrimReport
 from msgbus.journal.sqlite import queries, reads
+from msgbus.journal.sqlite.letters import forget_done
 from msgbus.journal.sqlite.schema import write_meta
 from msgbus.journal.sqlite.store import Store
 
@@ -59,6 +60,7 @@ def remove_chunk(store: Store, last: int) -> int:
     ).fetchall()
     if not rows:
         return 0
+    forget_done(connection, [message_id for _, message_id in rows])
     ids = [(message_id,) for _, message_id in rows]
     for table in ("deliveries", "markers"):
         statement = f"DELETE FROM msgbus_{table} WHERE message_id = ?"  # noqa: S608

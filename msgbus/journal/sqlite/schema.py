@@ -75,28 +75,62 @@ CREATE TABLE msgbus_markers (
     PRIMARY KEY (message_id, subscription)
 ) WITHOUT ROWID;
 CREATE TABLE msgbus_dead_letters (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    subscription TEXT NOT NULL,
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    letter_id TEXT NOT NULL UNIQUE,
     message_id TEXT NOT NULL,
-    name TEXT NOT NULL,
+    message_type TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    handler TEXT NOT NULL,
+    status TEXT NOT NULL,
+    error_type TEXT NOT NULL,
+    error TEXT NOT NULL,
+    reason TEXT NOT NULL,
     attempts INTEGER NOT NULL,
-    error TEXT,
-    time REAL NOT NULL,
-    envelope TEXT NOT NULL,
-    payload BLOB NOT NULL,
+    first_attempt INTEGER NOT NULL,
+    last_attempt INTEGER NOT NULL,
+    replays INTEGER NOT NULL,
+    answered INTEGER NOT NULL,
+    note TEXT,
+    correlation_id TEXT NOT NULL,
+    causation_id TEXT,
+    root_id TEXT,
+    depth INTEGER NOT NULL,
+    session_id TEXT,
+    topic TEXT,
+    key TEXT,
+    headers TEXT NOT NULL,
+    origin TEXT NOT NULL,
+    from_system INTEGER NOT NULL,
+    offset INTEGER NOT NULL,
+    recorded REAL,
+    owner TEXT,
+    claimed_at REAL,
+    counted INTEGER NOT NULL,
     crc INTEGER NOT NULL,
-    UNIQUE (subscription, message_id)
+    traceback TEXT NOT NULL,
+    payload BLOB NOT NULL
 );
+CREATE INDEX msgbus_letters_by_status ON msgbus_dead_letters (status);
+CREATE INDEX msgbus_letters_by_type ON msgbus_dead_letters (message_type, status);
+CREATE INDEX msgbus_letters_by_handler ON msgbus_dead_letters (handler, status);
+CREATE INDEX msgbus_letters_by_error ON msgbus_dead_letters (error_type, status);
+CREATE INDEX msgbus_letters_by_session ON msgbus_dead_letters (session_id, status)
+    WHERE session_id IS NOT NULL;
+CREATE INDEX msgbus_letters_by_time ON msgbus_dead_letters (status, last_attempt);
+CREATE INDEX msgbus_letters_by_group ON msgbus_dead_letters
+    (status, error_type, handler, message_type, first_attempt, last_attempt);
 CREATE TABLE msgbus_schedule (
     id TEXT PRIMARY KEY,
     due REAL NOT NULL,
     subscription TEXT,
     attempt INTEGER NOT NULL,
+    name TEXT NOT NULL,
     envelope TEXT NOT NULL,
     payload BLOB NOT NULL,
     crc INTEGER NOT NULL
 );
-CREATE INDEX msgbus_schedule_by_due ON msgbus_schedule (due)
+CREATE INDEX msgbus_schedule_by_due ON msgbus_schedule (subscription, due)
 """
 
 _TICKETS: Final = """

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from msgbus.errors import CorruptRecordError, JournalError, JournalOpenError
 from msgbus.journal.records import Retention, TrimReport, VerifyReport
 from msgbus.journal.sqlite import queries, reads, retention
+from msgbus.journal.sqlite.letters import JournalRows
 from msgbus.journal.sqlite.rows import COLUMNS, from_row
 from msgbus.journal.sqlite.store import Store
 
@@ -37,6 +38,8 @@ def verify(source: queries.Source) -> VerifyReport:
         else:
             damaged.append(offset)
     damaged += range(expected, min(head + 1, expected + MOST_LISTED))
+    # Without the codec, as above.
+    problems += JournalRows(connection, source.path, None).check_all()[:MOST_LISTED]
     try:
         reads.cursors(connection, source.path)
     except JournalError as error:

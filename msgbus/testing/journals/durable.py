@@ -140,7 +140,7 @@ class DurableTests(Suite):
             assert await journal.attempts("ship") == {ack.offset: 1}
             assert [letter.record for letter in await journal.dead_letters()] == [record]
             assert await journal.marked("ship", [record.message_id]) == {record.message_id}
-            assert await journal.due(10.0) == [entry]
+            assert await journal.due(10.0, subscription="ship") == [entry]
             assert await journal.lease("ship") == lease
             assert await journal.ticket("ticket") is not None
 

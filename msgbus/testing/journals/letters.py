@@ -1,4 +1,4 @@
-"""Dead letters, markers, schedules and tickets."""
+"""Dead letters, markers, tickets, and what becomes of one entry of the schedule."""
 
 from __future__ import annotations
 
@@ -46,12 +46,13 @@ class LetterTests(Suite):
         record = make_record(1)
         async with self.opened() as journal:
             for attempts in (3, 6):
-                letter = DeadLetter("ship", record, attempts, "again", TIME + attempts)
+                letter = DeadLetter("ship", record, attempts, f"no {attempts}", TIME + attempts)
                 await journal.commit([op.AddDeadLetter(letter)])
 
             (letter,) = await journal.dead_letters()
 
-            assert (letter.attempts, letter.time) == (6, TIME + 6)
+            assert (letter.attempts, letter.error) == (3 + 6, "no 6")
+            assert (letter.first_time, letter.time) == (TIME + 3, TIME + 6)
 
     async def test_marks_belong_to_one_subscription(self) -> None:
         async with self.opened() as journal:
@@ -73,7 +74,7 @@ class LetterTests(Suite):
     async def test_scheduled_messages_come_in_the_order_they_are_due(self) -> None:
         entries = [
             Scheduled("late", 30.0, make_record(3)),
-            Scheduled("early", 10.0, make_record(1), "ship", 4),
+            Scheduled("early", 10.0, make_record(1), None, 4),
             Scheduled("middle", 20.0, make_record(2)),
         ]
         async with self.opened() as journal:

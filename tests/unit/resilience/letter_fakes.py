@@ -11,15 +11,17 @@ import pytest
 
 from msgbus import Command, Event, Message
 from msgbus.clock import VirtualClock
+from msgbus.journal import SqliteJournal
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,
     DeadLetterStore,
+    JournalDeadLetterStore,
     MemoryDeadLetterStore,
     SqliteDeadLetterStore,
 )
 
-STORES = pytest.mark.parametrize("kind", ["memory", "sqlite"])
+STORES = pytest.mark.parametrize("kind", ["memory", "sqlite", "journal"])
 
 
 class ChargeCard(Command[str], name="letters.ChargeCard"):
@@ -52,10 +54,17 @@ class Service:
         return None
 
 
-def make_store(kind: str, folder: Path, **options: Any) -> DeadLetterStore:
+@asynccontextmanager
+async def made_store(
+    kind: str, folder: Path, clock: VirtualClock, **options: Any
+) -> AsyncGenerator[DeadLetterStore]:
     if kind == "memory":
-        return MemoryDeadLetterStore(**options)
-    return SqliteDeadLetterStore(folder / "letters.db", **options)
+        yield MemoryDeadLetterStore(**options)
+    elif kind == "sqlite":
+        yield SqliteDeadLetterStore(folder / "letters.db", **options)
+    else:
+        async with SqliteJournal(folder / "journal.db", clock=clock, reserve=0) as journal:
+            yield JournalDeadLetterStore(journal, **options)
 
 
 @asynccontextmanager
@@ -63,11 +72,12 @@ async def opened_queue(
     kind: str, folder: Path, **options: Any
 ) -> AsyncGenerator[tuple[DeadLetterQueue, Service, VirtualClock]]:
     clock = VirtualClock()
-    queue = DeadLetterQueue(make_store(kind, folder, **options), clock=clock)
-    service = Service()
-    queue.connect(service.redeliver)
-    async with queue:
-        yield queue, service, clock
+    async with made_store(kind, folder, clock, **options) as store:
+        queue = DeadLetterQueue(store, clock=clock)
+        service = Service()
+        queue.connect(service.redeliver)
+        async with queue:
+            yield queue, service, clock
 
 
 def bury(

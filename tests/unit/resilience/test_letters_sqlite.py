@@ -10,9 +10,8 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,11 @@ from msgbus import (
 from msgbus.resilience import (
     DeadLetterQueue,
     LetterFilter,
-    LetterStatus,
     MemoryDeadLetterStore,
     Overflow,
     SqliteDeadLetterStore,
 )
 from msgbus.resilience import sqlite_schema as schema
-from msgbus.resilience.stores import Record
-from msgbus.testing.letters import letter
 from tests.fakes import logged
 from tests.unit.resilience.letter_fakes import CardCharged, bury, bury_orders
 
@@ -324,79 +320,3 @@ async def test_files_and_threads_do_not_pile_up(tmp_path: Path) -> None:
         await use()
 
     assert opened() <= before
-
-
-# -- plans -------------------------------------------------------------------------------------
-
-MORNING = datetime(2026, 1, 1, tzinfo=UTC)
-
-PLANS: list[tuple[str, dict[str, Any], str]] = [
-    ("status", {}, "letters_by_status (status=? AND rowid>?)"),
-    ("type", {"message_types": frozenset({"a"})}, "letters_by_type (message_type=? AND status=?"),
-    ("handler", {"handler": "a"}, "letters_by_handler (handler=? AND status=?"),
-    ("error", {"error_type": "a"}, "letters_by_error (error_type=? AND status=?"),
-    ("session", {"session_id": "a"}, "letters_by_session (session_id=? AND status=?"),
-    ("since", {"since": MORNING}, "letters_by_time (status=? AND last_attempt>?"),
-    ("until", {"until": MORNING}, "letters_by_time (status=? AND last_attempt<?"),
-    ("answered", {"answered": True}, "letters_by_status (status=?"),
-    ("any status", {"status": None, "handler": "a"}, "letters_by_handler (handler=?"),
-]
-
-
-@pytest.fixture(scope="module")
-def analysed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
-    """A file with letters of every kind in it."""
-    path = tmp_path_factory.mktemp("plans") / "letters.db"
-    with closing(schema.connect(path, timeout=5)) as connection:
-        schema.prepare(connection, path)
-        for number in range(300):
-            one = letter(handler=f"h{number % 7}", minute=number, session_id=f"s{number % 50}")
-            connection.execute(schema.INSERT, schema.row_of(Record(one)))
-        yield connection
-
-
-def plan(connection: sqlite3.Connection, sql: str, values: list[Any]) -> list[str]:
-    return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)]
-
-
-@pytest.mark.parametrize(
-    ("filters", "index"), [one[1:] for one in PLANS], ids=[o[0] for o in PLANS]
-)
-def test_a_filtered_page_reads_an_index_and_never_the_whole_table(
-    filters: dict[str, Any], index: str, analysed: sqlite3.Connection
-) -> None:
-    steps = plan(analysed, *schema.page_query(LetterFilter(**filters), "5", 100))
-
-    assert any(index in step for step in steps), steps
-    assert not [step for step in steps if step.startswith("SCAN letters")], steps
-
-
-@pytest.mark.parametrize(
-    ("filters", "index"), [one[1:] for one in PLANS], ids=[o[0] for o in PLANS]
-)
-def test_a_count_reads_an_index(
-    filters: dict[str, Any], index: str, analysed: sqlite3.Connection
-) -> None:
-    steps = plan(analysed, *schema.count_query(LetterFilter(**filters)))
-
-    assert not [step for step in steps if step.startswith("SCAN")], (index, steps)
-
-
-def test_groups_read_one_index_alone_and_sort_no_letters(analysed: sqlite3.Connection) -> None:
-    steps = plan(analysed, *schema.groups_query(LetterFilter()))
-
-    assert "SEARCH letters USING COVERING INDEX letters_by_group (status=?)" in steps
-    assert "USE TEMP B-TREE FOR GROUP BY" not in steps
-
-
-def test_a_page_of_one_status_needs_no_sorting(analysed: sqlite3.Connection) -> None:
-    steps = plan(analysed, *schema.page_query(LetterFilter(handler="h1"), None, 100))
-
-    assert not [step for step in steps if "TEMP B-TREE" in step and "ORDER BY" in step], steps
-
-
-def test_letters_by_claim_are_found_by_index(analysed: sqlite3.Connection) -> None:
-    (step,) = plan(analysed, schema.CLAIMED, [])
-
-    assert step.startswith("SEARCH letters USING INDEX letters_by_")
-    assert LetterStatus.REPLAYING.value in schema.CLAIMED

@@ -7,13 +7,20 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from msgbus import Refusal
+from msgbus import Refusal, Unhandleable
 from msgbus.clock import VirtualClock
-from msgbus.journal import Journal, MemoryJournal, Record
+from msgbus.journal import Journal, MemoryJournal, Record, TicketState
+from msgbus.journal.operations import (
+    AddDeadLetter,
+    CloseTicket,
+    Fence,
+    MoveCursor,
+    Operation,
+)
 from msgbus.subscriptions import Mode, Poison, RetryTiers, Standing, StartAt
 from msgbus.testing.journal import make_record
 from tests.fakes import logged
-from tests.stage import Handler, stage
+from tests.stage import CommitsOf, Handler, stage
 
 Make = Callable[[VirtualClock], Journal]
 
@@ -161,6 +168,115 @@ async def test_errors_to_give_up_on_are_not_tried_again(make_journal: Make) -> N
         assert handler.tries(1) == [1]
 
 
+async def test_only_errors_to_retry_on_are_tried_again(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.failures = {1: -1}
+        await s.append(1, 2)
+        retry = RetryTiers(max_attempts=9, retry_on=(ConnectionError,))
+        subscription = await s.start(handler, retry=retry)
+
+        await s.until(lambda: subscription.progress().counts.dead_lettered == 1)
+
+        assert handler.tries(1) == [1]
+        handler.error = ConnectionResetError()
+        handler.failures = {3: 1}
+        await s.append(3)
+        await s.until(lambda: handler.handled == [2, 3])
+        assert handler.tries(3) == [1, 2]
+
+
+@pytest.mark.parametrize("poison", list(Poison))
+async def test_what_is_unhandleable_is_given_up_at_once(make_journal: Make, poison: Poison) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.failures = {1: -1}
+        handler.error = Unhandleable("no such product")
+        await s.append(1, 2)
+        retry = RetryTiers(max_attempts=9, retry_on=(Exception,))
+        subscription = await s.start(handler, retry=retry, on_poison=poison)
+
+        if poison is Poison.BLOCK:
+            await s.until(lambda: subscription.progress().standing is Standing.BLOCKED)
+        else:
+            await s.until(lambda: handler.handled == [2])
+
+        assert handler.tries(1) == [1]
+        letters = await s.shared.dead_letters("receipts")
+        assert len(letters) == (1 if poison is Poison.DEAD_LETTER else 0)
+        assert all("no such product" in (letter.error or "") for letter in letters)
+
+
+async def test_pauses_vary_by_the_chance_that_is_given() -> None:
+    async with stage(memory) as s:
+        handler = Handler()
+        handler.failures = {1: 2}
+        handler.now = s.clock.now
+        chances = iter([0.0, 0.75])
+        await s.append(1)
+        began = s.clock.now()
+        retry = RetryTiers(initial_delay=1.0)
+        await s.start(handler, retry=retry, chance=lambda: next(chances))
+
+        await s.until(lambda: handler.handled == [1])
+
+        assert [time - began for time in handler.times] == pytest.approx([0.0, 0.5, 3.0])
+
+
+async def test_what_goes_with_a_dead_letter_is_written_in_its_transaction(
+    make_journal: Make,
+) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.failures = {2: -1}
+        told: list[tuple[int, str, int]] = []
+
+        def close_ticket(
+            record: Record, error: BaseException | None, attempts: int
+        ) -> list[Operation]:
+            told.append((record.json()["number"], repr(error), attempts))
+            return [CloseTicket(record.message_id, 1.0, error=str(error))]
+
+        await s.append(1, 2, 3)
+        commits = CommitsOf(s.shared)
+        s.shared = commits.journal
+        await s.start(handler, on_dead_letter=close_ticket)
+        await s.until(lambda: handler.handled == [1, 3])
+
+        assert told == [(2, "ValueError('no')", 3)]
+        (letter,) = await s.shared.dead_letters("receipts")
+        ticket = await s.shared.ticket(letter.record.message_id)
+        assert ticket is not None
+        assert (ticket.state, ticket.error) == (TicketState.FAILED, "no")
+        (together,) = [each for each in commits.kinds if AddDeadLetter in each]
+        assert {CloseTicket, MoveCursor, Fence} <= together
+
+
+async def test_if_what_goes_with_a_dead_letter_cannot_be_written_neither_is_the_letter(
+    make_journal: Make,
+) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.failures = {1: -1}
+        troubles = [KeyError("no ticket"), KeyError("no ticket")]
+
+        def stumble(*_: object) -> list[Operation]:
+            if troubles:
+                raise troubles.pop()
+            return []
+
+        await s.append(1, 2)
+        subscription = await s.start(handler, on_dead_letter=stumble)
+        await s.until(lambda: subscription.progress().counts.errors == 1)
+        assert await s.shared.dead_letters() == []
+        assert handler.handled == []
+
+        await s.until(lambda: handler.handled == [2])
+
+        assert len(await s.shared.dead_letters("receipts")) == 1
+        assert subscription.progress().counts.errors == 2
+
+
 async def test_a_handler_that_cancels_itself_has_failed(make_journal: Make) -> None:
     async with stage(make_journal) as s:
         tries: list[int] = []
@@ -188,7 +304,7 @@ async def test_a_handler_that_cancels_itself_has_failed(make_journal: Make) -> N
 
 # -- long pauses ---------------------------------------------------------------------------
 
-LONG = RetryTiers(max_attempts=3, initial_delay=60, exponential_base=2, in_process=10)
+LONG = RetryTiers(max_attempts=3, initial_delay=60, exponential_base=2, in_process=10, jitter=False)
 
 
 async def test_a_long_pause_in_shared_mode_holds_up_nobody() -> None:
@@ -210,7 +326,7 @@ async def test_a_long_pause_in_shared_mode_holds_up_nobody() -> None:
         assert [time - began for time in handler.times[-2:]] == pytest.approx([60, 180], abs=0.1)
         await s.until(lambda: subscription.progress().scheduled == 0)
         await s.clock.advance(1)
-        assert await s.shared.next_due() is None
+        assert await s.shared.next_due(subscription="receipts") is None
 
 
 @pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.KEY_SHARED])
@@ -227,7 +343,7 @@ async def test_a_long_pause_keeps_its_place_where_order_is_promised(mode: Mode) 
 
         assert [number for number in handler.handled if number < 3] == [1, 2]
         await s.clock.advance(6)
-        assert await s.shared.next_due() is None
+        assert await s.shared.next_due(subscription="receipts") is None
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -250,7 +366,7 @@ async def test_a_restart_keeps_long_pauses(make_journal: Make, mode: Mode) -> No
         assert second.times[0] - began >= 59.9
         assert again.progress().counts.acked == 1
         await again.close()
-        assert await s.shared.next_due() is None
+        assert await s.shared.next_due(subscription="receipts") is None
 
 
 async def test_a_scheduled_retry_that_fails_for_the_last_time_is_buried(make_journal: Make) -> None:
@@ -266,7 +382,7 @@ async def test_a_scheduled_retry_that_fails_for_the_last_time_is_buried(make_jou
         assert handler.tries(1) == [1, 2, 3]
         (letter,) = await s.shared.dead_letters("receipts")
         assert letter.attempts == 3
-        assert await s.shared.next_due() is None
+        assert await s.shared.next_due(subscription="receipts") is None
 
 
 async def test_a_seek_forgets_the_dates_of_what_it_passes(make_journal: Make) -> None:
@@ -283,7 +399,7 @@ async def test_a_seek_forgets_the_dates_of_what_it_passes(make_journal: Make) ->
         await subscription.close()
 
         assert handler.handled == [2]
-        assert await s.shared.next_due() is None
+        assert await s.shared.next_due(subscription="receipts") is None
 
 
 # -- keys ----------------------------------------------------------------------------------
@@ -336,7 +452,7 @@ async def test_a_late_ack_counts_if_the_message_did_not_go_out_again() -> None:
         handler = Handler()
         handler.hangs = {1}
         await s.append(1)
-        retry = RetryTiers(initial_delay=8.0)
+        retry = RetryTiers(initial_delay=8.0, jitter=False)
         subscription = await s.start(handler, ack_timeout=5.0, retry=retry)
         await s.clock.advance(7)
         assert subscription.progress().counts.timed_out == 1

@@ -315,7 +315,7 @@ def test_what_becomes_of_a_failure(
     one = entry(1, key)
     one.attempt = attempt
 
-    assert judge(SubscriptionConfig(mode=mode, retry=retry), mode, one, ValueError()) == (
+    assert judge(SubscriptionConfig(mode=mode, retry=retry), mode, one, ValueError(), 0.5) == (
         fate,
         delay,
     )
@@ -324,6 +324,15 @@ def test_what_becomes_of_a_failure(
 def test_pauses_grow_to_a_bound() -> None:
     retry = RetryTiers(initial_delay=1.0, exponential_base=3.0, max_delay=20.0)
     assert [retry.delay(attempt) for attempt in (1, 2, 3, 4, 10_000)] == [1, 3, 9, 20, 20]
+    assert RetryTiers(initial_delay=0.0).delay(10_000) == 0.0
+
+
+def test_jitter_is_half_a_pause_to_either_side_and_stays_below_the_bound() -> None:
+    retry = RetryTiers(initial_delay=1.0, exponential_base=3.0, max_delay=20.0)
+    assert [retry.delay(1, chance) for chance in (0.0, 0.25, 1.0)] == [0.5, 0.75, 1.5]
+    assert [retry.delay(9, chance) for chance in (0.0, 1.0)] == [10.0, 20.0]
+    plain = RetryTiers(initial_delay=1.0, jitter=False)
+    assert [plain.delay(1, chance) for chance in (0.0, 1.0)] == [1.0, 1.0]
 
 
 def test_places_to_start() -> None:

@@ -1,0 +1,246 @@
+"""What subscriptions give up is found, replayed and discarded by the dead-letter queue."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from msgbus import Event, JournalConflictError, Message
+from msgbus.clock import VirtualClock
+from msgbus.journal import DeadLetter, Journal
+from msgbus.journal import operations as op
+from msgbus.resilience import (
+    DeadLetterQueue,
+    JournalDeadLetterStore,
+    LetterStatus,
+)
+from msgbus.subscriptions import Delivery, Mode, RetryTiers
+from msgbus.testing.journal import make_record
+from tests.stage import Handler, Stage, stage
+
+Make = Callable[[VirtualClock], Journal]
+
+ONCE = RetryTiers(max_attempts=1)
+
+
+class Numbered(Event, name="test_letters.Numbered"):
+    number: int
+
+
+class Target:
+    """Where letters are replayed to."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Message, str]] = []
+        self.error: Exception | None = None
+
+    async def __call__(self, message: Message, handler: str) -> Exception | None:
+        self.seen.append((message, handler))
+        return self.error
+
+
+@asynccontextmanager
+async def queue_on(s: Stage) -> AsyncGenerator[tuple[DeadLetterQueue, Target]]:
+    target = Target()
+    queue = DeadLetterQueue(JournalDeadLetterStore(s.shared), clock=s.clock)
+    queue.connect(target)
+    async with queue:
+        yield queue, target
+
+
+async def give_up(s: Stage, *numbers: int, **options: object) -> None:
+    """Have the subscription `receipts` give up on these."""
+    handler = Handler()
+    handler.failures = dict.fromkeys(numbers, -1)
+    handler.error = ValueError("password=hunter2 was wrong")
+    await s.append(*numbers, name="test_letters.Numbered", topic="shop.numbers", session_id="s")
+    subscription = await s.start(handler, **{"retry": ONCE, **options})
+    await s.until(lambda: subscription.progress().counts.dead_lettered == len(numbers))
+    await subscription.close()
+
+
+async def test_a_poison_message_is_found_with_what_it_died_of(make_journal: Make) -> None:
+    async with stage(make_journal) as s, queue_on(s) as (queue, _):
+        await give_up(s, 7, retry=RetryTiers(max_attempts=3))
+
+        (letter,) = await queue.find(Numbered, handler="receipts", session_id="s")
+
+        assert letter.message == Numbered(number=7)
+        assert (letter.error_type, letter.attempts) == ("ValueError", 3)
+        assert letter.reason == "retries exhausted"
+        assert letter.error.startswith("ValueError: ")
+        assert "in __call__" in letter.traceback
+        assert "hunter2" not in letter.error + letter.traceback
+        assert (letter.topic, letter.kind) == ("shop.numbers", "event")
+        assert letter.last_attempt.timestamp() == pytest.approx(s.clock.time(), abs=10)
+        assert queue.size == 1
+
+
+async def test_groups_and_counts_are_of_subscriptions_and_of_the_bus(make_journal: Make) -> None:
+    async with stage(make_journal) as s, queue_on(s) as (queue, _):
+        await give_up(s, 1, 2)
+        queue.add(
+            Numbered(number=3), handler="mail", error=KeyError("k"), attempts=1,
+            first_attempt=0.0, reason="not retried",
+        )  # fmt: skip
+
+        groups = await queue.groups()
+
+        assert [(one.handler, one.error_type, one.count) for one in groups] == [
+            ("receipts", "ValueError", 2),
+            ("mail", "KeyError", 1),
+        ]
+        assert [one.subscription for one in await s.shared.dead_letters()] == [
+            "receipts",
+            "receipts",
+            "mail",
+        ]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"retry": ONCE}, "not retried"),
+        ({"delivery": Delivery.AT_MOST_ONCE}, "not retried"),
+        ({"retry": RetryTiers(max_attempts=9, give_up_on=(ValueError,))}, "not to be retried"),
+    ],
+    ids=["one try", "at most once", "an error that says so"],
+)
+async def test_the_reason_says_why_it_was_given_up(
+    make_journal: Make, options: dict[str, object], reason: str
+) -> None:
+    async with stage(make_journal) as s, queue_on(s) as (queue, _):
+        await give_up(s, 1, **options)
+
+        assert [letter.reason for letter in await queue.find()] == [reason]
+
+
+async def test_letter_and_cursor_are_both_there_or_neither(make_journal: Make) -> None:
+    async with stage(make_journal) as s, queue_on(s) as (queue, _):
+        record = make_record(1)
+        await s.shared.append([record])
+        await s.shared.commit([op.CreateCursor("receipts", 0), op.Mark("receipts", "x")])
+        passing: list[op.Operation] = [
+            op.AddDeadLetter(DeadLetter("receipts", record, 1, "ValueError: no", 1.0)),
+            op.MoveCursor("receipts", 1),
+        ]
+
+        with pytest.raises(JournalConflictError):
+            await s.shared.commit([*passing, op.Mark("receipts", "x", once=True)])
+
+        assert (await queue.count(status=None), await s.position()) == (0, 0)
+
+        await s.shared.commit(passing)
+        assert (await queue.count(status=None), await s.position()) == (1, 1)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_process_that_dies_leaves_letter_and_cursor_in_step(
+    make_journal: Make, when: str
+) -> None:
+    async with stage(make_journal) as s, queue_on(s) as (queue, _):
+        process, handler = s.process(), Handler()
+        handler.failures = {1: -1}
+        await s.append(1)
+
+        def die(operations: object) -> None:
+            if "AddDeadLetter" in repr(operations):
+                process.die()
+
+        if when == "before":
+            process.before_commit = die
+        else:
+            process.after_commit = die
+        await s.start(handler, process=process, retry=ONCE)
+        await s.until(lambda: process.is_dead)
+
+        expected = 0 if when == "before" else 1
+        assert (await queue.count(), await s.position()) == (expected, expected)
+
+
+async def test_a_replayed_letter_goes_to_the_handler_and_is_open_no_more(
+    make_journal: Make,
+) -> None:
+    async with stage(make_journal) as s, queue_on(s) as (queue, target):
+        await give_up(s, 4)
+        (before,) = await s.shared.dead_letters("receipts")
+
+        report = await queue.replay_all()
+
+        assert (report.succeeded, report.failed) == (1, 0)
+        ((message, handler),) = target.seen
+        assert (message, handler) == (Numbered(number=4), "receipts")
+        assert (message.message_id, message.session_id) == (before.record.message_id, "s")
+        assert (await queue.find(), queue.size, await s.shared.dead_letters()) == ([], 0, [])
+        (done,) = await queue.find(status=LetterStatus.REPLAYED)
+        assert done.replays == 1
+        assert (await queue.replay_all()).matched == 0
+
+
+async def test_a_replay_that_fails_keeps_everything_but_the_error(make_journal: Make) -> None:
+    async with stage(make_journal) as s, queue_on(s) as (queue, target):
+        await give_up(s, 4)
+        (before,) = await s.shared.dead_letters("receipts")
+        target.error = KeyError("again")
+
+        await queue.replay_all()
+
+        (after,) = await s.shared.dead_letters("receipts")
+        assert after.record == before.record
+        assert after.record.offset == 1
+        assert (after.attempts, after.error_type) == (2, "KeyError")
+
+
+async def test_a_message_that_dies_again_after_a_seek_is_the_same_letter(
+    make_journal: Make,
+) -> None:
+    async with stage(make_journal) as s, queue_on(s) as (queue, _):
+        await give_up(s, 4)
+        await queue.replay_all()
+        handler = Handler()
+        handler.failures = {4: -1}
+        await s.shared.commit([op.SeekCursor("receipts", 0)])
+
+        subscription = await s.start(handler, retry=ONCE)
+        await s.until(lambda: subscription.progress().counts.dead_lettered == 1)
+
+        (letter,) = await queue.find(status=None)
+        assert (letter.status, letter.attempts) == (LetterStatus.DEAD, 2)
+
+
+async def test_an_edited_letter_is_a_new_message_for_the_same_subscription(
+    make_journal: Make,
+) -> None:
+    async with stage(make_journal) as s, queue_on(s) as (queue, target):
+        await give_up(s, 4)
+        (letter,) = await queue.find()
+
+        new = await queue.edit(letter, number=5)
+        await queue.replay_all()
+
+        assert target.seen == [(Numbered(number=5), "receipts")]
+        assert new.causation_id == letter.message_id
+        assert await s.shared.dead_letters() == []
+
+
+async def test_a_discarded_letter_parks_its_key_no_more(make_journal: Make) -> None:
+    options = {"mode": Mode.KEY_SHARED, "park_key": True, "retry": ONCE}
+    async with stage(make_journal) as s, queue_on(s) as (queue, _):
+        poison = Handler()
+        poison.failures = {1: -1}
+        await s.append_keyed((1, "k"), (2, "k"))
+        subscription = await s.start(poison, **options)
+        await s.until(lambda: subscription.progress().counts.dead_lettered == 2)
+        await subscription.close()
+        assert [one.reason for one in await queue.find()] == ["not retried", "key parked"]
+
+        for letter in await queue.find():
+            await queue.discard(letter, "the order was cancelled")
+        await s.append_keyed((3, "k"))
+        handler = Handler()
+        await s.start(handler, **options)
+
+        await s.until(lambda: handler.handled == [3])
+        assert poison.handled == []
