@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from msgbus.journal.port import Journal
     from msgbus.registrations import Registration
     from msgbus.subscription import Subscription
-    from msgbus.subscriptions.mode import StartAt
     from msgbus.subscriptions.config import RetryTiers
+    from msgbus.subscriptions.mode import StartAt
 
 T = TypeVar("T")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, final
 
 from msgbus.core import Phase
 from msgbus.durability.audience import Audience
+from msgbus.durability.figures import journal_stats, subscription_stats
 from msgbus.durability.publishing import Publisher
 from msgbus.durability.recording import Recorder
 from msgbus.durability.relaying import Relays
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from msgbus.receipts import PublishReceipt
     from msgbus.registrations import Registration
     from msgbus.subscription import Subscription
+    from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
 
 
 @final
@@ -64,6 +66,15 @@ class Durability:
             self.core.require_open("open the journal of")
             self._journal = open_journal(self._url, clock=self.core.clock)
         return self._journal
+
+    @property
+    def level(self) -> AckLevel | None:
+        """What the journal promises, if it is open."""
+        return None if self._journal is None else self._journal.level
+
+    def stats(self) -> tuple[dict[str, SubscriptionStats], JournalStats]:
+        """How durable handlers and the journal stand."""
+        return subscription_stats(self), journal_stats(self)
 
     def decode(self, record: Record) -> Message:
         """The message of a record, which knows where it was recorded.

@@ -119,6 +119,7 @@ class Publisher:
         recorder = self._hub.recorder
         waiting = recorder.take()
         appends = [Append(one.record) for one in placed]
+        acks: list[Ack] = []
         try:
             # Whoever gives up now would not know whether it is written.
             with anyio.CancelScope(shield=True):

@@ -47,6 +47,11 @@ class Recorder:
         self.failures = 0
         """Times that the journal could not be written; tried again each time."""
 
+    @property
+    def backlog(self) -> int:
+        """What waits to be written, or is being written."""
+        return len(self._operations) + self._writing
+
     # -- what is recorded ------------------------------------------------------------------------
 
     def with_message(self, registration: Registration, call: Call) -> Call:
@@ -215,6 +220,7 @@ class Recorder:
                 await self._hub.journal.commit(operations)
         except JournalError as error:
             self.give_back(operations)
+            self._writing = 0
             self.failures += 1
             log.error(
                 "journal_not_written",

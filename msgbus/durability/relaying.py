@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
@@ -62,6 +64,9 @@ class Relays:
         self._known = WireNames(Event, hub.codec)
         self._refused: dict[str, None] = {}
 
+    def __iter__(self) -> Iterator[Relay]:
+        return iter(list(self._relays))
+
     def add(self, outbox: Outbox, every: float, limit: int) -> Relay:
         """A relay, which begins when the bus does."""
         self._hub.core.require_open("relay to")
@@ -103,7 +108,7 @@ class Relays:
         if events:
             await Batch(self._hub, told).publish([event for _, event in events])
         done: list[OutboxEntry] = []
-        counts = dict.fromkeys(("published", "duplicates", "filtered", "rejected"), 0)
+        counts = Counter[str]()
         for entry, event in events:
             kind = _kind(receipts[metadata_of(event).message_id])
             counts[kind] += 1
@@ -113,7 +118,14 @@ class Relays:
             await outbox.done(done)
         times = [entry.time for entry in done if entry.time is not None]
         oldest = max(core.clock.time() - min(times), 0.0) if times else 0.0
-        return RelayReport(**counts, refused=tuple(refused), oldest=oldest)
+        return RelayReport(
+            published=counts["published"],
+            duplicates=counts["duplicates"],
+            filtered=counts["filtered"],
+            rejected=counts["rejected"],
+            refused=tuple(refused),
+            oldest=oldest,
+        )
 
     def _read(
         self, entries: list[OutboxEntry]
