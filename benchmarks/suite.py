@@ -11,6 +11,7 @@ from benchmarks import (
     dispatch,
     events,
     growth,
+    history,
     imports,
     journal,
     latency,
@@ -38,6 +39,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *resilience.ROWS,
     *letters.ROWS,
     *journal.ROWS,
+    *history.ROWS,
     *imports.ROWS,
 )
 

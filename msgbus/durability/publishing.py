@@ -7,16 +7,17 @@ events in the order of the journal, and what the journal refuses is handled by n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, Iterable, Sequence
 from typing import TYPE_CHECKING, final
 
 import anyio
 
+from msgbus.durability.batching import Batch
 from msgbus.durability.transactions import current_transaction
 from msgbus.journal.operations import Append, Operation
 from msgbus.messages import metadata_of
 from msgbus.queue import Gate
-from msgbus.receipts import PublishReceipt, PublishStatus
+from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary
 
 if TYPE_CHECKING:
     from msgbus.context import Frame
@@ -87,6 +88,19 @@ class Publisher:
             return placed
         return (await self.commit((), [placed]))[0]
 
+    async def publish_many(
+        self, events: Iterable[Event] | AsyncIterable[Event], chunk: int
+    ) -> PublishSummary:
+        """As `bus.publish_many`: many events to a commit.
+
+        Raises:
+            StoredMessageError: One cannot be written as JSON; those before it are published.
+            JournalError: The journal did not take a commit; nothing of that one is published.
+        """
+        summary = PublishSummary()
+        await Batch(self._hub, lambda _, receipt: summary.add(receipt), chunk).publish(events)
+        return summary
+
     async def place(
         self, event: Event, plan: EventPlan, outer: Frame | None, *, may_wait: bool = True
     ) -> Placed | PublishReceipt:
@@ -105,6 +119,7 @@ class Publisher:
         recorder = self._hub.recorder
         waiting = recorder.take()
         appends = [Append(one.record) for one in placed]
+        acks: list[Ack] = []
         try:
             # Whoever gives up now would not know whether it is written.
             with anyio.CancelScope(shield=True):

@@ -47,6 +47,11 @@ class Recorder:
         self.failures = 0
         """Times that the journal could not be written; tried again each time."""
 
+    @property
+    def backlog(self) -> int:
+        """What waits to be written, or is being written."""
+        return len(self._operations) + self._writing
+
     # -- what is recorded ------------------------------------------------------------------------
 
     def with_message(self, registration: Registration, call: Call) -> Call:
@@ -113,10 +118,12 @@ class Recorder:
         began: float,
         error: BaseException | None,
     ) -> None:
+        frame = current_frame.get()
+        if frame is not None and frame.is_replay:
+            return  # history is looked at, not made
         clock = self._hub.core.clock
         ended = clock.time()
         run = clock.now() - began
-        frame = current_frame.get()
         attempt = 1 if frame is None else frame.attempt
         text = None if error is None else redact_exception(error)
         # A copy was handed to a batch handler that may have emptied it: the frame has them all.
@@ -213,6 +220,7 @@ class Recorder:
                 await self._hub.journal.commit(operations)
         except JournalError as error:
             self.give_back(operations)
+            self._writing = 0
             self.failures += 1
             log.error(
                 "journal_not_written",

@@ -106,7 +106,7 @@ class DurableHandler:
             self._hub.journal,
             self.name,
             self,
-            self.config,
+            self._final_config(),
             names=None if every else WireNames(registration.message_type, self._hub.codec),
             matches=self._wants,
             clock=self._hub.core.clock,
@@ -116,6 +116,18 @@ class DurableHandler:
             len(WireNames(Event, self._hub.codec))
         await subscription.start()
         self.subscription = subscription
+
+    def _final_config(self) -> SubscriptionConfig:
+        retry = self.config.retry
+        if "retry" not in (self.registration.subscription or {}):
+            # Asked now and not before: policies may be set until the bus starts.
+            retry = self._hub.core.bus.retry_tiers(self.registration)
+        # What cannot be decoded now will not be decoded later.
+        hopeless = (*retry.give_up_on, StoredMessageError)
+        retry = retry.model_copy(update={"give_up_on": hopeless})
+        # The handler is in this process and cut off when its time is up, so the engine need
+        # not wonder whether an answer will come.
+        return self.config.model_copy(update={"retry": retry, "ack_timeout": None})
 
     def _wants(self, record: Record) -> bool:
         pattern = self.registration.pattern
@@ -170,6 +182,10 @@ class Subscribers:
         """The durable side of a handler, if it has one."""
         return self._handlers.get(registration)
 
+    def named(self, name: str) -> DurableHandler | None:
+        """The durable handler of this name in the journal."""
+        return next((one for one in self._handlers.values() if one.name == name), None)
+
     # -- registering -----------------------------------------------------------------------------
 
     def accept(self, registration: Registration, session_id: str | None) -> Registration:
@@ -182,7 +198,7 @@ class Subscribers:
         if not self._is_to_be_durable(registration, session_id):
             return registration
         name = _name(registration)
-        if any(handler.name == name for handler in self._handlers.values()):
+        if self.named(name) is not None:
             message = (
                 f"Two durable handlers are called {name!r} in the journal, and would share one "
                 f'place in it. Give one another name: durable="...".'
@@ -195,9 +211,6 @@ class Subscribers:
             concurrency=1 if registration.batch else config.max_in_flight,
             timeout=timeout,
         )
-        # The handler is in this process: it is cut off when its time is up, so the engine
-        # need not wonder whether an answer will come.
-        config = config.model_copy(update={"ack_timeout": None})
         handler = DurableHandler(self._hub, registration, name, config)
         self._handlers[registration] = handler
         return registration
@@ -230,10 +243,8 @@ class Subscribers:
         if registration.batch:
             in_flight = (registration.queue or self._hub.core.config.queue).batch_size
         options.setdefault("max_in_flight", in_flight)
-        if "retry" not in options:
-            options["retry"] = self._hub.core.bus.retry_tiers(registration)
         try:
-            config = SubscriptionConfig(**options)
+            return SubscriptionConfig(**options)
         except ValidationError as error:
             faults = "; ".join(
                 f"{'.'.join(str(part) for part in fault['loc']) or 'options'}: {fault['msg']}"
@@ -242,10 +253,6 @@ class Subscribers:
             known = ", ".join(SubscriptionConfig.model_fields)
             message = f"Durable handler {name!r}: {faults}. Its options are: {known}."
             raise ConfigurationError(message) from None
-        # What cannot be decoded now will not be decoded later.
-        hopeless = (*config.retry.give_up_on, StoredMessageError)
-        retry = config.retry.model_copy(update={"give_up_on": hopeless})
-        return config.model_copy(update={"retry": retry})
 
     # -- life ------------------------------------------------------------------------------------
 
