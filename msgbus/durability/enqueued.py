@@ -278,7 +278,9 @@ class CommandQueue:
         reply: bytes | None = None
         try:
             with claim.scope:
-                result = await self._hub.core.bus.perform(command, attempt=claim.attempt)
+                result = await self._hub.core.bus.perform(
+                    command, attempt=claim.attempt, retried=tiers.max_attempts > 1
+                )
                 if isinstance(result, FailedResult):
                     failure = result.peek_exception()
                 else:
