@@ -26,7 +26,7 @@ async def shop(journal: str) -> list[str]:
 
 
 async def warehouse(journal: str, tickets: list[str]) -> None:
-    bus, picked_up = MessageBus(journal=journal), asyncio.Event()
+    bus, picked_up = MessageBus(journal=journal), asyncio.Queue[int]()
 
     @bus.handles(PrintLabel)
     async def print_label(command: PrintLabel, context: Context) -> str:
@@ -37,7 +37,7 @@ async def warehouse(journal: str, tickets: list[str]) -> None:
 
     @bus.on(PickupDue)
     async def hand_over(event: PickupDue) -> None:
-        picked_up.set()
+        await picked_up.put(event.parcel)
 
     async with bus:
         for message_id in tickets:
@@ -45,7 +45,7 @@ async def warehouse(journal: str, tickets: list[str]) -> None:
                 print(await (await bus.ticket(message_id)).result(timeout=10))
             except TicketFailedError as error:
                 print("failed:", error.error)
-        await picked_up.wait()
+        print("carrier takes parcel", await picked_up.get())
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -54,3 +54,4 @@ with tempfile.TemporaryDirectory() as folder:
 # Output:
 # > label-1.pdf
 # > failed: Refusal: parcel 2 has no address
+# > carrier takes parcel 1
