@@ -252,6 +252,8 @@ class Durability:
         return behind + await self._waiting()
 
     async def _waiting(self) -> int:
+        if self._journal is None:
+            return 0  # it could not be opened
         try:
             return await self.commands.count() + await self.scheduler.recount()
         except JournalError as error:

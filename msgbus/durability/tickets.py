@@ -210,8 +210,8 @@ class TicketDesk:
                     since = await self._look(since)
         finally:
             self._scope = None
-            if self._waiting:
-                self._watch()  # somebody came while it ended
+        if self._waiting:
+            self._watch()  # somebody came while it ended
 
     async def _look(self, since: int) -> int:
         """Look at all tickets that somebody waits for, once the journal has changed."""

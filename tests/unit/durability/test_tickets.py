@@ -6,6 +6,7 @@ import pickle
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from math import inf
+from pathlib import Path
 from typing import Any, Generic
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from msgbus import (
     BusClosedError,
     Command,
     JournalFullError,
+    JournalOpenError,
     StoredMessageError,
     TicketFailedError,
     TicketNotFoundError,
@@ -276,3 +278,10 @@ async def test_a_ticket_stays_pending_until_somebody_is_there(memory: Site) -> N
         await bus.settled()
 
         assert await ticket.state() is TicketState.PENDING
+
+
+async def test_a_journal_that_cannot_be_opened_says_so_and_nothing_else(tmp_path: Path) -> None:
+    bus = packing(Site(tmp_path / "missing"), Worker())
+
+    with pytest.raises(JournalOpenError, match="missing"):
+        await bus.start()
