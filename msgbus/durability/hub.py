@@ -224,6 +224,8 @@ class Durability:
         for handler in self.subscribers:
             if handler.starting is not None:
                 await handler.starting.wait()
+        if self._journal is None and not self.core.accepting:
+            return  # it could not be opened, which is told by whoever tried
         target = await self.journal.head()
         while True:
             await self.scheduler.caught_up()
