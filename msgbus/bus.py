@@ -132,7 +132,9 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
 
     def stats(self) -> BusStats:
         """All counters at this moment."""
-        return snapshot(self._core, scheduled=len(self._schedule))
+        durability = self._core.durability
+        journaled = 0 if durability is None else durability.scheduler.count
+        return snapshot(self._core, scheduled=len(self._schedule) + journaled)
 
     def check(self) -> list[Fault]:
         """Everything that is wrong with the set-up, without starting. Empty is good."""

@@ -77,3 +77,9 @@ class BusConfig(BaseModel):
 
     require_ack: Literal["memory", "os", "fsync", "quorum", "quorum_fsync"] | None = None
     """The least that a journal must promise for each append; otherwise the start fails."""
+
+    command_workers: int = Field(default=10, ge=1)
+    """Enqueued commands that this bus handles at the same time."""
+
+    command_lease: float = Field(default=10.0, gt=0)
+    """Seconds after which an enqueued command is tried again if its process has died."""

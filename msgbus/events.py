@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from math import isfinite
 from typing import TYPE_CHECKING
 
 import anyio.lowlevel
@@ -27,7 +26,7 @@ from msgbus.messages import (
 from msgbus.metadata import ROOT
 from msgbus.plans import EventPlan
 from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary
-from msgbus.schedule import Schedule
+from msgbus.schedule import Schedule, check_delay
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -66,7 +65,7 @@ class EventSide:
             event: What happened.
             headers: Text that flows with it to everything it causes.
             topic: The topic to publish under, instead of the class's own; the event keeps it.
-            delay: Seconds to wait before it is published; the receipt can cancel it.
+            delay: Seconds to wait before it is published; `unschedule` takes it back.
             at: The time at which to publish it; must know its time zone.
 
         Raises:
@@ -202,7 +201,7 @@ class EventSide:
         return await self._admit(event, plan, outer)
 
     async def ask_filters(self, event: Event, plan: EventPlan) -> PublishReceipt | None:
-        """The receipt of an event that a filter turns away; for the bus's parts."""
+        """The receipt of the filter that turns `event` away, if one does; for the bus's parts."""
         for predicate in self._filters:
             try:
                 wanted = await passes(predicate, event)
@@ -272,15 +271,27 @@ class EventSide:
                 message = "at= must know its time zone: datetime(..., tzinfo=UTC)."
                 raise ValueError(message)
             delay = at.astimezone(UTC).timestamp() - self._core.clock.time()
-        elif delay is not None and not isfinite(delay):
-            message = f"delay must be a number of seconds, not {delay}."
-            raise ValueError(message)
-        delay = max(delay or 0.0, 0.0)
+        delay = check_delay(delay)
         durability = self._core.durability
         if durability is not None and not isinstance(event, SystemEvent):
             return await durability.schedule(event, delay, handlers=plan.receipt.handlers)
         cancel = self._schedule.add(event, delay)
         return PublishReceipt(PublishStatus.ACCEPTED, handlers=plan.receipt.handlers, cancel=cancel)
+
+    async def unschedule(self, event: Message | str) -> bool:
+        """Take back a delayed event; false if it was published, or never delayed.
+
+        With a journal this works for events that other processes have delayed, and for
+        enqueued commands that nobody has begun to handle: their tickets then fail.
+
+        Args:
+            event: The message, or its id.
+        """
+        message_id = event if isinstance(event, str) else event.message_id
+        if self._schedule.remove(message_id):
+            return True
+        durability = self._core.durability
+        return durability is not None and await durability.unschedule(message_id)
 
     async def _publish_due(self, event: Event) -> None:
         """Publish a delayed event. Nobody waits for a receipt, so a refusal is told about."""
@@ -298,21 +309,26 @@ class EventSide:
         except Exception as error:
             reason = redact_exception(error)
         if reason:
-            message_id = metadata_of(event).message_id
-            log.error(
-                "delayed_event_refused",
-                bus=core.config.name,
-                message_type=type(event).__name__,
-                message_id=message_id,
-                reason=reason,
-            )
-            core.lifecycle.tell(
-                EventRefusedEvent,
-                event,
-                lambda: EventRefusedEvent(
-                    event_type=type(event).__name__, event_id=message_id, reason=reason
-                ),
-            )
+            self.tell_refused(event, reason)
+
+    def tell_refused(self, event: Event, reason: str) -> None:
+        """Say that a delayed event was not published when it was due; for the bus's parts."""
+        core = self._core
+        message_id = metadata_of(event).message_id
+        log.error(
+            "delayed_event_refused",
+            bus=core.config.name,
+            message_type=type(event).__name__,
+            message_id=message_id,
+            reason=reason,
+        )
+        core.lifecycle.tell(
+            EventRefusedEvent,
+            event,
+            lambda: EventRefusedEvent(
+                event_type=type(event).__name__, event_id=message_id, reason=reason
+            ),
+        )
 
 
 def _check_many(events: object, chunk: int) -> None:

@@ -5,10 +5,11 @@ What it takes to do so is loaded only for a bus that has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from msgbus.errors import ConfigurationError
+from msgbus.messages import R
 
 if TYPE_CHECKING:
     import sqlite3
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from msgbus.durability.outbox import Outbox
     from msgbus.durability.relaying import Relay, RelayReport
     from msgbus.durability.replaying import ReplayReport
+    from msgbus.durability.tickets import Ticket
     from msgbus.durability.transactions import Transaction
     from msgbus.journal.port import Journal
+    from msgbus.messages import Command
     from msgbus.registrations import Registration
     from msgbus.subscription import Subscription
     from msgbus.subscriptions.config import RetryTiers
@@ -188,8 +191,47 @@ class JournalSide:
     async def _journal_closing(self) -> None:
         """For subclasses: the last moment at which there is a journal to write to."""
 
+    async def enqueue(
+        self,
+        command: Command[R],
+        delay: float | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> Ticket[R]:
+        """Keep `command` in the journal, to be handled later by whoever handles such commands.
+
+        When this returns it is durable: this process or another on the same journal handles
+        it, at least once, and tries again if it fails or if its process dies. The handler may
+        run more than once, so it should be idempotent. Enqueuing a command twice does it once.
+
+        Args:
+            command: What to do; its reply is kept as JSON for the ticket.
+            delay: Seconds before it may begin.
+            headers: Text that flows with it to everything it causes.
+
+        Raises:
+            ConfigurationError: The bus has no journal, or the reply has no JSON form.
+            WrongMessageTypeError: It is no command, or a query, which nobody wants to know later.
+            StoredMessageError: It cannot be written as JSON.
+            BusClosedError: The bus is stopping or has stopped.
+            JournalError: The journal did not take it.
+        """
+        return await self._durability("bus.enqueue()").commands.add(command, delay, headers)
+
+    async def ticket(self, message_id: str) -> Ticket[Any]:
+        """The ticket of a command that was enqueued, by this process or another.
+
+        Raises:
+            ConfigurationError: The bus has no journal.
+            TicketNotFoundError: No such command was enqueued.
+        """
+        return await self._durability("bus.ticket()").tickets.find(message_id)
+
     def retry_tiers(self, registration: Registration) -> RetryTiers:  # noqa: ARG002 (for subclasses)
-        """How often a durable handler tries again, unless it says so itself."""
+        """How often a durable handler, or that of an enqueued command, tries again.
+
+        A durable handler may say so itself, by `retry=`.
+        """
         from msgbus.subscriptions.config import RetryTiers
 
         return RetryTiers()

@@ -94,6 +94,19 @@ class NestedResult(CommandResult[R]):
 
 
 @final
+class QueuedResult(CommandResult[R]):
+    """The same for a command out of a journal, which may have been tried before."""
+
+    __slots__ = ("first_attempt",)
+
+    def __init__(self, command: Command[R], owner: object, attempt: int) -> None:
+        self.message = command
+        self.owner = owner
+        self.context = None
+        self.first_attempt = attempt
+
+
+@final
 class FailedResult(CommandResult[R]):
     """A failed command. If nobody ever looks at it, it says so in the log."""
 

@@ -7,6 +7,7 @@ from msgbus.durability.hub import Durability
 from msgbus.durability.outbox import Outbox, OutboxEntry
 from msgbus.durability.relaying import Relay, RelayReport
 from msgbus.durability.replaying import ReplayFailure, ReplayReport
+from msgbus.durability.tickets import Ticket, TicketResult
 from msgbus.durability.transactions import Transaction
 
 __all__ = [
@@ -17,5 +18,7 @@ __all__ = [
     "RelayReport",
     "ReplayFailure",
     "ReplayReport",
+    "Ticket",
+    "TicketResult",
     "Transaction",
 ]

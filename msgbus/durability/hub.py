@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, final
 
 from msgbus.core import Phase
 from msgbus.durability.audience import Audience
+from msgbus.durability.claims import COMMANDS
+from msgbus.durability.enqueued import CommandQueue
 from msgbus.durability.figures import journal_stats, subscription_stats
 from msgbus.durability.publishing import Publisher
 from msgbus.durability.recording import Recorder
 from msgbus.durability.relaying import Relays
 from msgbus.durability.replaying import Replay
+from msgbus.durability.rounds import Listener
+from msgbus.durability.scheduling import Scheduler
 from msgbus.durability.subscribers import Subscribers
-from msgbus.errors import ConfigurationError
+from msgbus.durability.tickets import TicketDesk
+from msgbus.errors import ConfigurationError, JournalError
 from msgbus.journal.codec import MessageCodec
 from msgbus.journal.opening import open_journal
 from msgbus.journal.port import Journal
@@ -20,6 +25,7 @@ from msgbus.journal.records import AckLevel
 from msgbus.messages import metadata_of
 from msgbus.subscriptions.mode import StartAt
 from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -52,6 +58,10 @@ class Durability:
         self.recorder = Recorder(self)
         self.publisher = Publisher(self)
         self.subscribers = Subscribers(self)
+        self.scheduler = Scheduler(self)
+        self.tickets = TicketDesk(self)
+        self.commands = CommandQueue(self)
+        self._listener = Listener(self, self.scheduler.wake, self.commands.wake)
         self.relays = Relays(self)
 
     @property
@@ -137,6 +147,7 @@ class Durability:
         """A handler has been registered."""
         if self.core.phase is Phase.RUNNING:
             self.subscribers.start_soon(registration)
+            self.commands.handlers_changed()
 
     def is_durable(self, registration: Registration) -> bool:
         """Whether a handler reads the journal instead of being handed what is published."""
@@ -144,7 +155,11 @@ class Durability:
 
     async def schedule(self, event: Event, delay: float, *, handlers: int) -> PublishReceipt:
         """Keep an event in the journal until its time has come."""
-        raise NotImplementedError
+        return await self.scheduler.add(event, delay, handlers=handlers)
+
+    async def unschedule(self, message_id: str) -> bool:
+        """Take back an event that is not published yet, or a command that nobody has begun."""
+        return await self.scheduler.remove(message_id) or await self.commands.remove(message_id)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -160,6 +175,9 @@ class Durability:
         await self._say_what_is_there()
         self.recorder.open(runtime)
         await self.subscribers.start()
+        self.scheduler.open(runtime)
+        self.commands.open(runtime)
+        self._listener.open(runtime)
         self.relays.open(runtime)
 
     def _check_level(self) -> None:
@@ -182,12 +200,14 @@ class Durability:
             subscriptions=len(cursors),
             behind=sum(max(head - cursor.offset, 0) for cursor in cursors),
             in_doubt=sum(max(cursor.fetched - cursor.offset, 0) for cursor in cursors),
+            scheduled=await self.scheduler.recount(),
             next_due=await self.journal.next_due(),
+            enqueued=await self.journal.count_scheduled(subscription=COMMANDS),
         )
 
     def busy(self) -> list[str]:
-        """Durable handlers that have not caught up with what this bus has published."""
-        names: list[str] = []
+        """Durable handlers and enqueued commands that are not done with what there is."""
+        names = self.commands.busy()
         for handler in self.subscribers:
             progress = handler.progress()
             if progress is not None and handler.is_active and progress.lag:
@@ -197,7 +217,8 @@ class Durability:
     async def caught_up(self) -> None:
         """Wait until every durable handler has done all that there is now.
 
-        What they publish meanwhile counts too; what others append does not. When the bus
+        So it is with delayed events and enqueued commands that are due, if they are handled
+        here. What they publish meanwhile counts too; what others append does not. When the bus
         stops, only those are waited for that work here and get on.
         """
         for handler in self.subscribers:
@@ -205,21 +226,37 @@ class Durability:
                 await handler.starting.wait()
         target = await self.journal.head()
         while True:
+            await self.scheduler.caught_up()
+            await self.commands.caught_up()
             for handler in self.subscribers:
                 wanted = handler.is_active or self.core.accepting
                 if handler.subscription is not None and wanted:
                     await handler.subscription.caught_up(target)
-            if self.publisher.appended <= target:
+            if self.publisher.appended <= target and await self.commands.is_idle():
                 break
-            target = self.publisher.appended
+            target = max(target, self.publisher.appended)
         await self.recorder.flush()
 
     async def stop(self) -> int:
-        """Write all cursors; how many pairs, at most, are left for the next start."""
+        """Write all cursors; how many pairs, at most, are left for the next start.
+
+        Delayed events and enqueued commands that are handled here are among them.
+        """
         await self.relays.close()
+        await self._listener.stop()
+        await self.scheduler.stop()
+        await self.commands.stop()
         await self.subscribers.close()
         stands = [handler.progress() for handler in self.subscribers]
-        return sum(one.lag + one.scheduled for one in stands if one is not None)
+        behind = sum(one.lag + one.scheduled for one in stands if one is not None)
+        return behind + await self._waiting()
+
+    async def _waiting(self) -> int:
+        try:
+            return await self.commands.count() + await self.scheduler.recount()
+        except JournalError as error:
+            log.error("journal_failed", bus=self.core.config.name, error=redact_exception(error))
+            return 0
 
     async def close(self) -> None:
         """Write what is buffered, and let go of a journal that this bus has opened."""
@@ -230,3 +267,4 @@ class Durability:
         finally:
             if self._url is not None:
                 await self._journal.close()
+                self.tickets.close()

@@ -60,6 +60,11 @@ class Transaction:
         self._operations.append(Sql(statement, parameters))
         return _DONE
 
+    def add(self, *operations: Operation) -> None:
+        """For the bus's parts: have something else written when the block ends."""
+        self._require_open()
+        self._operations += operations
+
     async def publish(self, event: Event) -> PublishReceipt:
         """Have `event` published when the block ends; `bus.publish` in the block does this.
 

@@ -89,6 +89,10 @@ class MessageCodec:
         """Whether there is a class of this wire name."""
         return name in self._types or name in self._seen
 
+    def type_of(self, name: str) -> type[Message] | None:
+        """The class of this wire name, if it is known."""
+        return self._types.get(name)
+
     def encode(self, message: Message, *, time: float) -> Record:
         """The record of a message, recorded at `time` (seconds since the epoch).
 

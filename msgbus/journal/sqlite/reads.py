@@ -7,7 +7,7 @@ outside of it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgbus.errors import CursorError, JournalCorruptError
@@ -128,10 +128,15 @@ def deliveries(connection: sqlite3.Connection, message_id: str) -> list[Delivery
     return [Delivery._make((*row[:3], Outcome(row[3]), *row[4:])) for row in rows]
 
 
-def ticket(connection: sqlite3.Connection, message_id: str) -> TicketRow | None:
-    """How an enqueued command stands."""
-    row = connection.execute(
-        "SELECT message_id, state, result, error, time FROM msgbus_tickets WHERE message_id = ?",
-        (message_id,),
-    ).fetchone()
-    return None if row is None else TicketRow(row[0], TicketState(row[1]), *row[2:])
+def tickets(connection: sqlite3.Connection, message_ids: Sequence[str]) -> list[TicketRow]:
+    """How enqueued commands stand."""
+    found: list[TicketRow] = []
+    for start in range(0, len(message_ids), CHUNK):
+        chunk = message_ids[start : start + CHUNK]
+        rows = connection.execute(
+            "SELECT message_id, state, result, error, time FROM msgbus_tickets "  # noqa: S608
+            f"WHERE message_id IN ({','.join('?' * len(chunk))})",
+            chunk,
+        )
+        found += [TicketRow(row[0], TicketState(row[1]), *row[2:]) for row in rows]
+    return found
