@@ -80,6 +80,12 @@ class DurableHandler:
         """Set when a start that was begun while the bus runs has come to its end."""
 
     @property
+    def names(self) -> WireNames | None:
+        """The wire names that it reads; `None` for all."""
+        message_type = self.registration.message_type
+        return None if message_type is Event else WireNames(message_type, self._hub.codec)
+
+    @property
     def epoch(self) -> int | None:
         """The epoch of its lease, if it works here."""
         return None if self.subscription is None else self.subscription.engine.epoch
@@ -100,18 +106,16 @@ class DurableHandler:
         Raises:
             CursorError: How far it came cannot be read.
         """
-        registration = self.registration
-        every = registration.message_type is Event
         subscription = DurableSubscription(
             self._hub.journal,
             self.name,
             self,
             self._final_config(),
-            names=None if every else WireNames(registration.message_type, self._hub.codec),
-            matches=self._wants,
+            names=self.names,
+            matches=self.wants,
             clock=self._hub.core.clock,
         )
-        if every:
+        if self.names is None:
             # For the classes to be known by the time their records are read.
             len(WireNames(Event, self._hub.codec))
         await subscription.start()
@@ -129,7 +133,8 @@ class DurableHandler:
         # not wonder whether an answer will come.
         return self.config.model_copy(update={"retry": retry, "ack_timeout": None})
 
-    def _wants(self, record: Record) -> bool:
+    def wants(self, record: Record) -> bool:
+        """Whether a record of one of its names is for it."""
         pattern = self.registration.pattern
         if record.kind is not Kind.EVENT:
             return False
