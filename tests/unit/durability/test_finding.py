@@ -159,7 +159,7 @@ async def handler(event: OrderPlaced) -> None:
 
 async def main():
     bus = MessageBus(journal=sys.argv[1])
-    bus.subscribe(OrderPlaced, handler, durable="receipts")
+    bus.subscribe(OrderPlaced, handler, durable="receipts", lease_ttl=0.5)
     async with bus:
         await bus.publish(Remind(), delay=3600)
         await bus.enqueue(Pack(number=1))
@@ -180,7 +180,7 @@ def test_after_a_process_has_died_the_next_says_what_it_takes_up(
 
     async def start_again() -> None:
         bus = MessageBus(journal=url)
-        bus.subscribe(OrderPlaced, seen, durable="receipts")
+        bus.subscribe(OrderPlaced, seen, durable="receipts", lease_ttl=0.5)
         bus.register_command_handler(Pack, pack)
         async with bus:
             await bus.settled()
