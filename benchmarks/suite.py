@@ -19,6 +19,7 @@ from benchmarks import (
     memory,
     parts,
     peers,
+    recording,
     resilience,
     topics,
 )
@@ -40,6 +41,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *letters.ROWS,
     *journal.ROWS,
     *history.ROWS,
+    *recording.ROWS,
     *imports.ROWS,
 )
 
