@@ -19,6 +19,7 @@ from benchmarks import (
     parts,
     peers,
     resilience,
+    subscriptions,
     topics,
 )
 from benchmarks.rows import Row
@@ -38,6 +39,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *resilience.ROWS,
     *letters.ROWS,
     *journal.ROWS,
+    *subscriptions.ROWS,
     *imports.ROWS,
 )
 
