@@ -21,6 +21,7 @@ from benchmarks import (
     peers,
     recording,
     resilience,
+    subscriptions,
     topics,
 )
 from benchmarks.rows import Row
@@ -40,8 +41,12 @@ ROWS: Final[tuple[Row, ...]] = (
     *resilience.ROWS,
     *letters.ROWS,
     *journal.ROWS,
+<<<<<<< HEAD
     *history.ROWS,
     *recording.ROWS,
+=======
+    *subscriptions.ROWS,
+>>>>>>> subs
     *imports.ROWS,
 )
 
