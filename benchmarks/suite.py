@@ -41,12 +41,9 @@ ROWS: Final[tuple[Row, ...]] = (
     *resilience.ROWS,
     *letters.ROWS,
     *journal.ROWS,
-<<<<<<< HEAD
     *history.ROWS,
     *recording.ROWS,
-=======
     *subscriptions.ROWS,
->>>>>>> subs
     *imports.ROWS,
 )
 
