@@ -19,7 +19,9 @@ from benchmarks import (
     memory,
     parts,
     peers,
+    recording,
     resilience,
+    subscriptions,
     topics,
 )
 from benchmarks.rows import Row
@@ -40,6 +42,8 @@ ROWS: Final[tuple[Row, ...]] = (
     *letters.ROWS,
     *journal.ROWS,
     *history.ROWS,
+    *recording.ROWS,
+    *subscriptions.ROWS,
     *imports.ROWS,
 )
 
