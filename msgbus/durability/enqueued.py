@@ -196,14 +196,17 @@ class CommandQueue:
         for entry in fresh[: self._limit - len(self._claims)]:
             self._begin(entry)
         due = await journal.next_due(subscription=COMMANDS, names=names)
-        pauses = [self._until_renewal(), None if due is None else due - clock.time()]
+        renewal = self._until_renewal()
+        if renewal is not None and renewal <= 0:
+            return 0.0
+        pauses = [renewal, None if due is None else due - clock.time()]
         # What is due and not begun is in hand, or there is no room: news of that will come.
         return min((pause for pause in pauses if pause is not None and pause > 0), default=None)
 
     def _until_renewal(self) -> float | None:
         times = [claim.renew_at() for claim in self._claims.values()]
         first = min((time for time in times if time is not None), default=None)
-        return None if first is None else max(first - self._hub.core.clock.time(), 0.001)
+        return None if first is None else first - self._hub.core.clock.time()
 
     async def _renew(self) -> None:
         now = self._hub.core.clock.time()

@@ -200,7 +200,7 @@ async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         assert bus.journal is not None
         assert await bus.journal.count_scheduled() == 0
         assert await bus.journal.dead_letters() == []
-        found = await bus.journal.find(name="Pack", limit=100_000)
+        found = await bus.journal.find(name="kill.Pack", limit=100_000)
         rows = await bus.journal.tickets([record.message_id for record in found])
         assert len(rows) == len(found)
         assert {row.state for row in rows} == {TicketState.DONE}

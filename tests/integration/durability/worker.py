@@ -17,13 +17,13 @@ from msgbus.subscriptions import RetryTiers
 LEASE = 0.5
 
 
-class Pack(Command[int]):
+class Pack(Command[int], name="kill.Pack"):
     number: int
     seconds: float = 0.0
     """How long it takes; a negative number ends the process."""
 
 
-class Reminded(Event):
+class Reminded(Event, name="kill.Reminded"):
     number: int
 
 

@@ -333,5 +333,6 @@ async def test_a_policy_is_followed_by_the_journal_and_not_once_more_in_each_try
         (letter,) = await bus.dead_letters.find()
         assert letter.message_id == ticket.message_id
         worker.failing = 0
-        await bus.dead_letters.replay(letter)
+        outcome = await bus.dead_letters.replay(letter)
+        assert outcome.status == "succeeded"
         assert worker.tries[3:] == [(1, 1)]
