@@ -287,7 +287,6 @@ class Subscribers:
         except MsgBusError as error:
             log.error(
                 "subscription_failed",
-                bus=self._hub.core.config.name,
                 subscription=handler.name,
                 error=redact_exception(error),
             )
