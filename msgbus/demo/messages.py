@@ -16,7 +16,7 @@ class Card(Enum):
     OFFLINE = "offline"
 
 
-class PlaceOrder(Command[int]):
+class PlaceOrder(Command[int], name="shop.PlaceOrder", topic="shop.tills"):
     """Sell something; the reply is the price in cents."""
 
     number: int
@@ -35,8 +35,8 @@ class ShopEvent(DomainEvent):
     """Of the order."""
 
 
-class OrderPlaced(ShopEvent):
-    """An order was paid for."""
+class OrderPlaced(ShopEvent, name="shop.OrderPlaced", topic="shop.orders", key="sku"):
+    """An order was paid for. Orders of one article keep their order where that is promised."""
 
     sku: str
     quantity: int

@@ -1,0 +1,265 @@
+"""The second act itself: sell, kill the worker half-way, sell on, and let another finish."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, final
+
+import anyio
+
+from msgbus.bus import MessageBus
+from msgbus.config import BusConfig
+from msgbus.demo.durable.findings import Findings, find_out
+from msgbus.demo.durable.folder import Folder
+from msgbus.demo.durable.process import Worker, start_worker
+from msgbus.demo.durable.warehouse import HANDLERS, SHELF
+from msgbus.demo.durable.worker import DONE, READY
+from msgbus.demo.ledger import Ledger
+from msgbus.demo.messages import Card, PlaceOrder
+from msgbus.demo.plan import Plan
+from msgbus.demo.rush import Till
+from msgbus.demo.shop import PaymentGateway, Shop, is_real
+from msgbus.session import BusSession
+
+TILLS: Final = 8
+LOOK: Final = 0.02
+PATIENCE: Final = 300.0
+"""Seconds after which something must be wrong."""
+
+
+class Watcher(Protocol):
+    """Who is told how the act goes."""
+
+    def update(self, scene: Scene) -> None:
+        """Called many times a second."""
+        ...
+
+    def say(self, seconds: float, text: str, detail: str = "") -> None:
+        """Something has happened."""
+        ...
+
+
+@final
+@dataclass(slots=True)
+class Scene:
+    """How far things are."""
+
+    till: Till = field(default_factory=Till)
+    sent: int = 0
+    """Receipts, those that were sent twice included."""
+    taken: int = 0
+    """Orders whose goods are off the shelf."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """Everything that is known at the end."""
+
+    plan: Plan
+    till: Till
+    folder: Folder
+    published: int
+    """Sales of which the bus said that they are durable."""
+    published_at_kill: int
+    sent_at_kill: int
+    taken_at_kill: int
+    exit_code: int
+    """Of the worker that was killed."""
+    opened: Mapping[str, Any]
+    """What the second worker logged about the journal that it found."""
+    takeover: float
+    """Seconds from the kill until the second worker had both subscriptions."""
+    hiccups: int
+    """Tries of the second worker that failed."""
+    findings: Findings
+    seconds: float
+
+
+async def run(plan: Plan, folder: Folder, watcher: Watcher) -> Recovery:
+    """Take all orders on a bus with a journal, and kill its worker half-way.
+
+    Raises:
+        FolderError: The folder is not the demo's.
+        WorkerGoneError: A worker ended by itself.
+        TimeoutError: It took far too long.
+    """
+    folder.begin_anew()
+    with anyio.fail_after(PATIENCE):
+        return await _Act(plan, folder, watcher).run()
+
+
+@final
+class _Act:
+    def __init__(self, plan: Plan, folder: Folder, watcher: Watcher) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._watcher = watcher
+        self._scene = Scene()
+        self._shop = Shop(Ledger(outage_after=0))
+        self._began = time.perf_counter()
+        self._bus = MessageBus(
+            BusConfig(name="shop"),
+            journal=folder.url,
+            filters=[is_real],
+            provide={PaymentGateway: PaymentGateway()},
+        )
+        self._bus.register_command_handler(PlaceOrder, self._shop.place_order, name="place_order")
+
+    async def run(self) -> Recovery:
+        half = len(self._plan.at_tills) // 2
+        async with self._bus:
+            await self._bus.transact(lambda shelf: shelf.execute(SHELF) and None)
+            async with anyio.create_task_group() as watching:
+                watching.start_soon(self._show)
+                killed = await self._first_half(self._plan.at_tills[:half])
+                recovery = await self._second_half(self._plan.at_tills[half:], killed)
+                watching.cancel_scope.cancel()
+            return recovery
+
+    async def _first_half(self, orders: Sequence[PlaceOrder]) -> _Killed:
+        """Import jobs and the first half of the tills; the worker is killed in the middle."""
+        sales = sum(map(_is_sale, [*orders, *(one for job in self._plan.imports for one in job)]))
+        async with start_worker(self._folder, 1) as worker:
+            await worker.hear(READY)
+            self._say(f"worker 1 (process {worker.pid}) is at work")
+            async with anyio.create_task_group() as everybody:
+                for number, job in enumerate(self._plan.imports, 1):
+                    everybody.start_soon(self._import, f"import-{number}", job)
+                everybody.start_soon(self._sell, orders)
+                await self._wait_for(sales // 3)
+                code = await worker.kill()
+                at = time.perf_counter()
+                self._look()
+                killed = _Killed(at, code, self._published, self._scene.sent, self._scene.taken)
+                self._say(
+                    f"kill -9 {worker.pid}: {killed.sent:,} receipts are sent, {killed.taken:,} "
+                    f"orders are off the shelf, {killed.published:,} sales are in the journal"
+                )
+        return killed
+
+    async def _second_half(self, orders: Sequence[PlaceOrder], killed: _Killed) -> Recovery:
+        """The tills go on at once; another worker takes up where the first was."""
+        async with anyio.create_task_group() as everybody:
+            everybody.start_soon(self._sell, orders)
+            async with start_worker(self._folder, 2) as worker:
+                takeover, opened = await self._taken_over(worker, killed)
+                await self._all_placed()
+                await worker.finish()
+                done = await worker.hear(DONE)
+        self._look()
+        self._say("all sales are handled")
+        assert self._bus.journal is not None  # noqa: S101 (it was made with one)
+        return Recovery(
+            plan=self._plan,
+            till=self._scene.till,
+            folder=self._folder,
+            published=self._published,
+            published_at_kill=killed.published,
+            sent_at_kill=killed.sent,
+            taken_at_kill=killed.taken,
+            exit_code=killed.code,
+            opened=opened,
+            takeover=takeover,
+            hiccups=sum(done["failed"].values()),
+            findings=await find_out(self._bus, self._folder),
+            seconds=time.perf_counter() - self._began,
+        )
+
+    async def _taken_over(self, worker: Worker, killed: _Killed) -> tuple[float, Mapping[str, Any]]:
+        opened = await worker.hear("journal_opened")
+        self._say(
+            f"worker 2 (process {worker.pid}) finds {opened['subscriptions']} subscriptions in "
+            f"the journal: {opened['behind']:,} messages to look at, of which the dead one had "
+            f"{opened['in_doubt']:,} in its hands",
+            opened["text"],
+        )
+        await worker.hear("subscription_active", times=len(HANDLERS))
+        takeover = time.perf_counter() - killed.at
+        self._say(f"it has taken over, {takeover:.1f} s after the kill; the tills never stopped")
+        return takeover, opened
+
+    # -- selling ---------------------------------------------------------------------------------
+
+    @property
+    def _published(self) -> int:
+        return self._shop.orders_published.accepted
+
+    async def _sell(self, orders: Sequence[PlaceOrder]) -> None:
+        line = iter(orders)
+
+        async def till() -> None:
+            for order in line:
+                await self._place(self._bus, order)
+
+        async with anyio.create_task_group() as tills:
+            for _ in range(TILLS):
+                tills.start_soon(till)
+
+    async def _import(self, name: str, orders: Sequence[PlaceOrder]) -> None:
+        async with self._bus.session(name) as session:
+            for order in orders:
+                await self._place(session, order)
+
+    async def _place(self, where: MessageBus | BusSession, order: PlaceOrder) -> None:
+        self._scene.till.note(order, await where.execute(order))
+
+    # -- watching --------------------------------------------------------------------------------
+
+    def _say(self, text: str, detail: str = "") -> None:
+        self._watcher.say(time.perf_counter() - self._began, text, detail)
+
+    def _look(self) -> None:
+        scene = self._scene
+        scene.sent = sum(
+            self._folder.diary(worker).read_bytes().count(b"\n")
+            for worker in (1, 2)
+            if self._folder.diary(worker).exists()
+        )
+        scene.taken = _count_taken(self._folder)
+        self._watcher.update(scene)
+
+    async def _show(self) -> None:
+        while True:
+            self._look()
+            await anyio.sleep(LOOK)
+
+    async def _wait_for(self, number: int) -> None:
+        """Until so many receipts are sent, and as many orders or some are off the shelf."""
+        await self._until(
+            lambda: self._scene.sent >= number and self._scene.taken >= min(number, 1)
+        )
+
+    async def _all_placed(self) -> None:
+        orders = len(self._plan.orders)
+        await self._until(lambda: self._scene.till.placed == orders)
+
+    async def _until(self, is_true: Callable[[], bool]) -> None:
+        # The worker is another process: its work is looked at from outside.
+        while not is_true():  # noqa: ASYNC110
+            await anyio.sleep(LOOK)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Killed:
+    at: float
+    code: int
+    published: int
+    sent: int
+    taken: int
+
+
+def _is_sale(order: PlaceOrder) -> bool:
+    return order.card is Card.GOOD and not order.is_test
+
+
+def _count_taken(folder: Folder) -> int:
+    """From outside, as any other program could: the shelf is an ordinary table."""
+    with closing(sqlite3.connect(folder.journal)) as connection:
+        number: int = connection.execute("SELECT count(*) FROM shelf").fetchone()[0]
+        return number
