@@ -16,7 +16,7 @@ class Card(Enum):
     OFFLINE = "offline"
 
 
-class PlaceOrder(Command[int], name="shop.PlaceOrder", topic="shop.tills"):
+class PlaceOrder(Command[int]):
     """Sell something; the reply is the price in cents."""
 
     number: int
@@ -35,7 +35,7 @@ class ShopEvent(DomainEvent):
     """Of the order."""
 
 
-class OrderPlaced(ShopEvent, name="shop.OrderPlaced", topic="shop.orders", key="sku"):
+class OrderPlaced(ShopEvent, key="sku"):
     """An order was paid for. Orders of one article keep their order where that is promised."""
 
     sku: str

@@ -20,12 +20,14 @@ class Accounts:
 
     handlers: Sequence[Equation]
     """What each durable handler did with what was published."""
+    workers: Sequence[Equation]
+    """What it did twice, as the first worker was killed before it could say so."""
     others: Sequence[Equation]
 
     @property
     def all(self) -> list[Equation]:
         """Every one of them."""
-        return [*self.handlers, *self.others]
+        return [*self.handlers, *self.workers, *self.others]
 
     @property
     def add_up(self) -> bool:
@@ -35,7 +37,11 @@ class Accounts:
 
 def close_accounts(recovery: Recovery) -> Accounts:
     """Write down all equations."""
-    return Accounts(list(_handlers(recovery)), list(_others(recovery)))
+    return Accounts(
+        handlers=list(_handlers(recovery)),
+        workers=list(_workers(recovery)),
+        others=list(_others(recovery)),
+    )
 
 
 def _handlers(recovery: Recovery) -> Iterator[Equation]:
@@ -44,12 +50,17 @@ def _handlers(recovery: Recovery) -> Iterator[Equation]:
             one.name,
             "published",
             recovery.published,
-            (
-                ("by worker 1", one.by_first),
-                ("by worker 2", one.by_second),
-                ("handled again", -one.again),
-                ("dead letters", one.dead_letters),
-            ),
+            (("handled", one.distinct), ("dead letters", one.dead_letters)),
+        )
+
+
+def _workers(recovery: Recovery) -> Iterator[Equation]:
+    for one in recovery.findings.handlers:
+        yield Equation(
+            one.name,
+            "by both workers",
+            one.by_first + one.by_second,
+            (("handled", one.distinct), ("handled again", one.again)),
         )
 
 
@@ -66,20 +77,17 @@ def _others(recovery: Recovery) -> Iterator[Equation]:
     yield same("receipts of the bus", "durable", recovery.published, "in the journal", sales)
     for one in findings.handlers:
         yield same(f"the cursor of {one.name}", "sales", sales, "behind it", one.passed)
-        yield same(
-            f"the order of {one.name}", "handled", one.distinct,
-            "as the journal has them" if one.name == RECEIPTS else "as the journal has each article",
-            one.in_order,
-        )  # fmt: skip
-        yield same(f"strangers to {one.name}", "expected", 0, "handled", one.unknown)
+        order = "in the order of the journal" + (" by article" if one.name == STOCK else "")
+        yield same(f"the order of {one.name}", "handled", one.distinct, order, one.in_order)
+        yield same(f"unknown orders at {one.name}", "expected", 0, "handled", one.unknown)
     again, stock = findings.of(RECEIPTS).again, findings.of(STOCK)
     yield Equation(
-        "receipts sent twice, at least once being the promise",
-        "at most",
+        "receipts, at least once",
+        "at most again",
         WINDOW + FLUSH,
-        (("sent twice", again), ("to spare", WINDOW + FLUSH - again)),
+        (("again", again), ("to spare", WINDOW + FLUSH - again)),
     )
-    yield same("goods, taken exactly once", "orders", sales, "entries", stock.effects)
+    yield same("goods, exactly once", "orders", sales, "entries", stock.effects)
     yield same("goods in units", "sold", till.real_units, "off the shelf", findings.units)
     bounced = sum(
         order.email.startswith(WRONG) and order.card is Card.GOOD and not order.is_test

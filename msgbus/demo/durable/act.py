@@ -14,7 +14,7 @@ import anyio
 from msgbus.bus import MessageBus
 from msgbus.config import BusConfig
 from msgbus.demo.durable.findings import Findings, find_out
-from msgbus.demo.durable.folder import Folder
+from msgbus.demo.durable.folder import DemoError, Folder
 from msgbus.demo.durable.process import Worker, start_worker
 from msgbus.demo.durable.warehouse import HANDLERS, SHELF
 from msgbus.demo.durable.worker import DONE, READY
@@ -50,7 +50,9 @@ class Scene:
 
     till: Till = field(default_factory=Till)
     sent: int = 0
-    """Receipts, those that were sent twice included."""
+    """Orders that have their receipt."""
+    again: int = 0
+    """Receipts that were sent although they had been."""
     taken: int = 0
     """Orders whose goods are off the shelf."""
 
@@ -84,13 +86,21 @@ async def run(plan: Plan, folder: Folder, watcher: Watcher) -> Recovery:
     """Take all orders on a bus with a journal, and kill its worker half-way.
 
     Raises:
-        FolderError: The folder is not the demo's.
-        WorkerGoneError: A worker ended by itself.
-        TimeoutError: It took far too long.
+        DemoError: A worker ended by itself, or it all took far too long.
     """
-    folder.begin_anew()
-    with anyio.fail_after(PATIENCE):
-        return await _Act(plan, folder, watcher).run()
+    try:
+        with anyio.fail_after(PATIENCE):
+            return await _Act(plan, folder, watcher).run()
+    except TimeoutError as late:
+        message = f"The worker is not done after {PATIENCE:g} s; something is wrong."
+        raise DemoError(message) from late
+    except ExceptionGroup as group:
+        raise _first(group) from group
+
+
+def _first(error: Exception) -> Exception:
+    """What went wrong first, without the groups around it."""
+    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
 
 
 @final
@@ -113,7 +123,7 @@ class _Act:
     async def run(self) -> Recovery:
         half = len(self._plan.at_tills) // 2
         async with self._bus:
-            await self._bus.transact(lambda shelf: shelf.execute(SHELF) and None)
+            await self._bus.transact(_make_shelf)
             async with anyio.create_task_group() as watching:
                 watching.start_soon(self._show)
                 killed = await self._first_half(self._plan.at_tills[:half])
@@ -123,7 +133,7 @@ class _Act:
 
     async def _first_half(self, orders: Sequence[PlaceOrder]) -> _Killed:
         """Import jobs and the first half of the tills; the worker is killed in the middle."""
-        sales = sum(map(_is_sale, [*orders, *(one for job in self._plan.imports for one in job)]))
+        sales = sum(map(is_sale, [*orders, *(one for job in self._plan.imports for one in job)]))
         async with start_worker(self._folder, 1) as worker:
             await worker.hear(READY)
             self._say(f"worker 1 (process {worker.pid}) is at work")
@@ -174,13 +184,15 @@ class _Act:
         opened = await worker.hear("journal_opened")
         self._say(
             f"worker 2 (process {worker.pid}) finds {opened['subscriptions']} subscriptions in "
-            f"the journal: {opened['behind']:,} messages to look at, of which the dead one had "
-            f"{opened['in_doubt']:,} in its hands",
+            f"the journal, together {opened['behind']:,} messages behind; up to {opened['in_doubt']:,} of "
+            f"these were in the hands of the dead one",
             opened["text"],
         )
         await worker.hear("subscription_active", times=len(HANDLERS))
         takeover = time.perf_counter() - killed.at
-        self._say(f"it has taken over, {takeover:.1f} s after the kill; the tills never stopped")
+        self._say(
+            f"it has taken over, {takeover:.1f} s after the kill; the tills went on meanwhile"
+        )
         return takeover, opened
 
     # -- selling ---------------------------------------------------------------------------------
@@ -215,11 +227,14 @@ class _Act:
 
     def _look(self) -> None:
         scene = self._scene
-        scene.sent = sum(
-            self._folder.diary(worker).read_bytes().count(b"\n")
-            for worker in (1, 2)
-            if self._folder.diary(worker).exists()
-        )
+        lines = [
+            line
+            for diary in map(self._folder.diary, (1, 2))
+            if diary.exists()
+            for line in diary.read_bytes().splitlines()
+        ]
+        scene.sent = len(set(lines))
+        scene.again = len(lines) - scene.sent
         scene.taken = _count_taken(self._folder)
         self._watcher.update(scene)
 
@@ -229,7 +244,7 @@ class _Act:
             await anyio.sleep(LOOK)
 
     async def _wait_for(self, number: int) -> None:
-        """Until so many receipts are sent, and as many orders or some are off the shelf."""
+        """Until so many receipts are sent, and some goods are off the shelf."""
         await self._until(
             lambda: self._scene.sent >= number and self._scene.taken >= min(number, 1)
         )
@@ -254,8 +269,13 @@ class _Killed:
     taken: int
 
 
-def _is_sale(order: PlaceOrder) -> bool:
+def is_sale(order: PlaceOrder) -> bool:
+    """Whether it will be an event that goes as far as the handlers."""
     return order.card is Card.GOOD and not order.is_test
+
+
+def _make_shelf(connection: sqlite3.Connection) -> None:
+    connection.execute(SHELF)
 
 
 def _count_taken(folder: Folder) -> int:

@@ -10,8 +10,8 @@ MARK: Final = "# Made by python -m msgbus.demo, which begins anew at each run.\n
 """What is in the folder's own .gitignore; by it the demo knows its folder again."""
 
 
-class FolderError(Exception):
-    """A folder that the demo must not use."""
+class DemoError(Exception):
+    """The demo cannot go on, and says why."""
 
 
 @final
@@ -36,7 +36,7 @@ class Folder:
         """Make the folder, or remove what a former run has left in it.
 
         Raises:
-            FolderError: There are files in it, and it was not made by the demo.
+            DemoError: There are files in it, and it was not made by the demo.
         """
         mark = self.path / ".gitignore"
         if self.path.exists() and not _is_ours(mark) and any(self.path.iterdir()):
@@ -44,7 +44,7 @@ class Folder:
                 f"{self.path} has files in it that are not the demo's, and the demo would "
                 f"replace some. Name another folder: --folder PATH."
             )
-            raise FolderError(message)
+            raise DemoError(message)
         self.path.mkdir(parents=True, exist_ok=True)
         mark.write_text(MARK, encoding="utf-8")
         for pattern in ("shop.db*", "receipts-*.txt", "report.html"):

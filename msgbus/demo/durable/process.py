@@ -14,12 +14,8 @@ import anyio
 from anyio.abc import Process
 from anyio.streams.text import TextReceiveStream
 
-from msgbus.demo.durable.folder import Folder
+from msgbus.demo.durable.folder import DemoError, Folder
 from msgbus.demo.durable.worker import FINISH
-
-
-class WorkerGoneError(Exception):
-    """The worker ended, and nobody had killed it."""
 
 
 @final
@@ -48,7 +44,7 @@ class Worker:
         """Wait until it has logged `event` so many times; the last of them.
 
         Raises:
-            WorkerGoneError: It will not any more.
+            DemoError: It has ended, so it will not any more.
         """
         while len(found := self.logged(event)) < times:
             if self._is_silent:
@@ -57,7 +53,7 @@ class Worker:
                     f"Worker {self.number} ended by itself with code {code}, before it logged "
                     f"{event}. What it wrote to standard error is above."
                 )
-                raise WorkerGoneError(message)
+                raise DemoError(message)
             await self._news.wait()
         return found[times - 1]
 
