@@ -237,6 +237,7 @@ def as_data(outcome: Outcome, books: Books) -> dict[str, Any]:
 
 def recovery_data(recovery: act.Recovery, accounts: Accounts) -> dict[str, Any]:
     """What was counted in the second act, ready for JSON."""
+    course = recovery.course
     return {
         "orders": len(recovery.plan.orders),
         "seconds": recovery.seconds,
@@ -244,13 +245,13 @@ def recovery_data(recovery: act.Recovery, accounts: Accounts) -> dict[str, Any]:
         "till": dataclasses.asdict(recovery.till),
         "published": recovery.published,
         "at_kill": {
-            "published": recovery.published_at_kill,
-            "sent": recovery.sent_at_kill,
-            "taken": recovery.taken_at_kill,
-            "exit_code": recovery.exit_code,
+            "published": course.published_at_kill,
+            "sent": course.sent_at_kill,
+            "taken": course.taken_at_kill,
+            "exit_code": course.exit_code,
         },
-        "recovered": dict(recovery.opened),
-        "takeover": recovery.takeover,
+        "recovered": dict(course.recovered),
+        "takeover": course.takeover,
         "handlers": {
             one.name: {**dataclasses.asdict(one), "again": one.again}
             for one in recovery.findings.handlers

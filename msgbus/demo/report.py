@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final, Protocol, cast
 
 from msgbus.demo.durable.folder import Folder
-from msgbus.errors import MsgBusError
+from msgbus.errors import MissingExtraError
 
 PIPELINE: Final = "msgbus.pipeline"
+NEEDED: Final = (PIPELINE, "pyspark")
 HOW_TO: Final = (
     'For a report on all this, made by Spark from the journal: pip install "msgbus[spark]", '
     "then python -m msgbus.demo --report."
@@ -18,7 +19,7 @@ HOW_TO: Final = (
 
 
 class _Pipe(Protocol):
-    def report(self, path: str) -> object: ...
+    def report(self, path: Path) -> Path: ...
 
 
 class _Pipeline(Protocol):
@@ -27,18 +28,18 @@ class _Pipeline(Protocol):
 
 def is_possible() -> bool:
     """Whether the pipeline and Spark are installed. Loads neither."""
-    return all(importlib.util.find_spec(name) is not None for name in (PIPELINE, "pyspark"))
+    return all(importlib.util.find_spec(name) is not None for name in NEEDED)
 
 
 def write_report(folder: Folder) -> Path:
     """Run the pipeline over the journal of the second act; gives the file it wrote.
 
     Raises:
-        MsgBusError: It cannot be run here, and says why.
+        MissingExtraError: PySpark is not installed.
+        MsgBusError: Something else is missing, such as Java.
     """
+    if not is_possible():
+        package = "pyspark"
+        raise MissingExtraError(package, extra="spark")
     pipeline = cast("_Pipeline", importlib.import_module(PIPELINE))
-    pipeline.open(folder.url).report(str(folder.report))
-    if not folder.report.is_file():
-        message = f"The pipeline ended well, but there is no {folder.report}."
-        raise MsgBusError(message)
-    return folder.report
+    return pipeline.open(folder.url).report(folder.report)

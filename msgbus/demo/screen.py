@@ -119,21 +119,23 @@ class Screen:
     def end(self, folder: Folder, *, is_wanted: bool) -> None:
         """The report of the pipeline, or how to get one.
 
+        One that nobody has asked for may fail, and the demo has ended well all the same.
+
         Raises:
             MsgBusError: It is wanted, and cannot be made.
         """
         if not (is_wanted or is_possible()):
             self.console.print(f"\n{HOW_TO}", markup=False)
             return
-        self.console.print(f"\nThe pipeline reads {folder.journal} with Spark ...")
+        self.console.print(f"\nThe pipeline reads {folder.journal} with Spark ...", markup=False)
         try:
             path = write_report(folder)
-        except MsgBusError as error:
+        except Exception as error:
             if is_wanted:
                 raise
-            self.console.print(f"No report this time: {error}", markup=False)
+            self.console.print(f"No report this time: {_in_short(error)}", markup=False)
         else:
-            self.console.print(f"[b]The report is in {path}[/]; open it in a browser.")
+            self.console.print(f"The report is in {path}; open it in a browser.", markup=False)
 
     def _print_trouble(self, outcome: Outcome, books: Books) -> None:
         """Circuits and dead letters, each with its end."""
@@ -157,6 +159,12 @@ class Screen:
         if durations:
             shown = [one.subject for one in equations if one.subject in durations]
             self.console.print(times_table(subject, {name: durations[name] for name in shown}))
+
+
+def _in_short(error: Exception) -> str:
+    """The first line; what a JVM says has many."""
+    first = (str(error).splitlines() or [""])[0]
+    return first if isinstance(error, MsgBusError) else f"{type(error).__name__}: {first}"
 
 
 def _circuit(outcome: Outcome) -> Table:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol, cast, final
 
 import anyio
 
@@ -58,6 +58,23 @@ class Scene:
 
 
 @final
+@dataclass(slots=True)
+class Course:
+    """What happened on the way."""
+
+    killed_at: float = 0.0
+    exit_code: int | None = None
+    """Of the worker that was killed."""
+    published_at_kill: int = 0
+    sent_at_kill: int = 0
+    taken_at_kill: int = 0
+    recovered: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What the second worker logged about the journal that it found."""
+    takeover: float = 0.0
+    """Seconds from the kill until the second worker had both subscriptions."""
+
+
+@final
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """Everything that is known at the end."""
@@ -67,17 +84,7 @@ class Recovery:
     folder: Folder
     published: int
     """Sales of which the bus said that they are durable."""
-    published_at_kill: int
-    sent_at_kill: int
-    taken_at_kill: int
-    exit_code: int
-    """Of the worker that was killed."""
-    opened: Mapping[str, Any]
-    """What the second worker logged about the journal that it found."""
-    takeover: float
-    """Seconds from the kill until the second worker had both subscriptions."""
-    hiccups: int
-    """Tries of the second worker that failed."""
+    course: Course
     findings: Findings
     seconds: float
 
@@ -100,7 +107,9 @@ async def run(plan: Plan, folder: Folder, watcher: Watcher) -> Recovery:
 
 def _first(error: Exception) -> Exception:
     """What went wrong first, without the groups around it."""
-    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
+    while isinstance(error, ExceptionGroup):
+        error = cast("ExceptionGroup[Exception]", error).exceptions[0]
+    return error
 
 
 @final
@@ -110,6 +119,7 @@ class _Act:
         self._folder = folder
         self._watcher = watcher
         self._scene = Scene()
+        self._course = Course()
         self._shop = Shop(Ledger(outage_after=0))
         self._began = time.perf_counter()
         self._bus = MessageBus(
@@ -126,12 +136,22 @@ class _Act:
             await self._bus.transact(_make_shelf)
             async with anyio.create_task_group() as watching:
                 watching.start_soon(self._show)
-                killed = await self._first_half(self._plan.at_tills[:half])
-                recovery = await self._second_half(self._plan.at_tills[half:], killed)
+                await self._first_half(self._plan.at_tills[:half])
+                await self._second_half(self._plan.at_tills[half:])
                 watching.cancel_scope.cancel()
-            return recovery
+            self._look()
+            findings = await find_out(self._bus, self._folder)
+        return Recovery(
+            plan=self._plan,
+            till=self._scene.till,
+            folder=self._folder,
+            published=self._published,
+            course=self._course,
+            findings=findings,
+            seconds=time.perf_counter() - self._began,
+        )
 
-    async def _first_half(self, orders: Sequence[PlaceOrder]) -> _Killed:
+    async def _first_half(self, orders: Sequence[PlaceOrder]) -> None:
         """Import jobs and the first half of the tills; the worker is killed in the middle."""
         sales = sum(map(is_sale, [*orders, *(one for job in self._plan.imports for one in job)]))
         async with start_worker(self._folder, 1) as worker:
@@ -142,58 +162,46 @@ class _Act:
                     everybody.start_soon(self._import, f"import-{number}", job)
                 everybody.start_soon(self._sell, orders)
                 await self._wait_for(sales // 3)
-                code = await worker.kill()
-                at = time.perf_counter()
-                self._look()
-                killed = _Killed(at, code, self._published, self._scene.sent, self._scene.taken)
-                self._say(
-                    f"kill -9 {worker.pid}: {killed.sent:,} receipts are sent, {killed.taken:,} "
-                    f"orders are off the shelf, {killed.published:,} sales are in the journal"
-                )
-        return killed
+                await self._kill(worker)
 
-    async def _second_half(self, orders: Sequence[PlaceOrder], killed: _Killed) -> Recovery:
+    async def _kill(self, worker: Worker) -> None:
+        course = self._course
+        course.exit_code = await worker.kill()
+        course.killed_at = time.perf_counter()
+        self._look()
+        course.published_at_kill = self._published
+        course.sent_at_kill, course.taken_at_kill = self._scene.sent, self._scene.taken
+        self._say(
+            f"kill -9 {worker.pid}: {course.sent_at_kill:,} receipts are sent, "
+            f"{course.taken_at_kill:,} orders are off the shelf, {course.published_at_kill:,} "
+            f"sales are in the journal"
+        )
+
+    async def _second_half(self, orders: Sequence[PlaceOrder]) -> None:
         """The tills go on at once; another worker takes up where the first was."""
         async with anyio.create_task_group() as everybody:
             everybody.start_soon(self._sell, orders)
             async with start_worker(self._folder, 2) as worker:
-                takeover, opened = await self._taken_over(worker, killed)
-                await self._all_placed()
+                await self._take_over(worker)
+                await self._until(lambda: self._scene.till.placed == len(self._plan.orders))
                 await worker.finish()
-                done = await worker.hear(DONE)
-        self._look()
-        self._say("all sales are handled")
-        assert self._bus.journal is not None  # noqa: S101 (it was made with one)
-        return Recovery(
-            plan=self._plan,
-            till=self._scene.till,
-            folder=self._folder,
-            published=self._published,
-            published_at_kill=killed.published,
-            sent_at_kill=killed.sent,
-            taken_at_kill=killed.taken,
-            exit_code=killed.code,
-            opened=opened,
-            takeover=takeover,
-            hiccups=sum(done["failed"].values()),
-            findings=await find_out(self._bus, self._folder),
-            seconds=time.perf_counter() - self._began,
-        )
+                await worker.hear(DONE)
+                self._say("all sales are handled")
 
-    async def _taken_over(self, worker: Worker, killed: _Killed) -> tuple[float, Mapping[str, Any]]:
-        opened = await worker.hear("journal_opened")
+    async def _take_over(self, worker: Worker) -> None:
+        found = self._course.recovered = await worker.hear("journal_opened")
         self._say(
-            f"worker 2 (process {worker.pid}) finds {opened['subscriptions']} subscriptions in "
-            f"the journal, together {opened['behind']:,} messages behind; up to {opened['in_doubt']:,} of "
-            f"these were in the hands of the dead one",
-            opened["text"],
+            f"worker 2 (process {worker.pid}) finds {found['subscriptions']} subscriptions in the "
+            f"journal, together {found['behind']:,} messages behind; up to {found['in_doubt']:,} "
+            f"of these were in the hands of the dead one",
+            found["text"],
         )
         await worker.hear("subscription_active", times=len(HANDLERS))
-        takeover = time.perf_counter() - killed.at
+        self._course.takeover = time.perf_counter() - self._course.killed_at
         self._say(
-            f"it has taken over, {takeover:.1f} s after the kill; the tills went on meanwhile"
+            f"it has taken over, {self._course.takeover:.1f} s after the kill; the tills went on "
+            f"meanwhile"
         )
-        return takeover, opened
 
     # -- selling ---------------------------------------------------------------------------------
 
@@ -249,24 +257,10 @@ class _Act:
             lambda: self._scene.sent >= number and self._scene.taken >= min(number, 1)
         )
 
-    async def _all_placed(self) -> None:
-        orders = len(self._plan.orders)
-        await self._until(lambda: self._scene.till.placed == orders)
-
     async def _until(self, is_true: Callable[[], bool]) -> None:
         # The worker is another process: its work is looked at from outside.
         while not is_true():  # noqa: ASYNC110
             await anyio.sleep(LOOK)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class _Killed:
-    at: float
-    code: int
-    published: int
-    sent: int
-    taken: int
 
 
 def is_sale(order: PlaceOrder) -> bool:

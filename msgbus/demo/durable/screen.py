@@ -16,6 +16,7 @@ from msgbus.demo.tables import equation_line, equation_table, verdict
 from msgbus.errors import MissingExtraError
 
 try:
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Table
     from rich.text import Text
@@ -51,7 +52,8 @@ class RecoveryScreen:
     @contextmanager
     def show(self, plan: Plan, folder: Folder) -> Generator[ShownLive]:
         """Show how far things are; gives the one to tell."""
-        self._console.print(INTRODUCTION.format(orders=len(plan.orders), journal=folder.journal))
+        journal = escape(str(folder.journal))
+        self._console.print(INTRODUCTION.format(orders=len(plan.orders), journal=journal))
         progress = Progress(
             TextColumn("{task.description:14}"),
             BarColumn(bar_width=30),
@@ -70,12 +72,12 @@ class RecoveryScreen:
         print_()
         for equation in accounts.others:
             print_(equation_line(equation))
-        again = recovery.findings.of(RECEIPTS).again
+        course, receipts = recovery.course, recovery.findings.of(RECEIPTS)
         print_(
             f"\n{recovery.seconds:.1f} s. The worker was killed with "
-            f"{recovery.published - recovery.sent_at_kill:,} receipts to go, "
-            f"{recovery.published - recovery.published_at_kill:,} sales were made after that, "
-            f"and {again:,} receipts were sent twice."
+            f"{receipts.distinct - course.sent_at_kill:,} receipts to go, "
+            f"{recovery.published - course.published_at_kill:,} sales were made after that, "
+            f"and {receipts.again:,} receipts were sent twice."
         )
         print_(verdict(accounts.all, "Nothing is lost"))
 

@@ -47,8 +47,7 @@ async def work(url: str, mail: Path, number: int) -> None:
         # The end of the input means that the parent is gone: nobody waits for the rest.
         if (await anyio.to_thread.run_sync(sys.stdin.readline)).strip() == FINISH:
             await bus.settled()
-    handlers = bus.stats().handlers
-    tell(event=DONE, failed={name: handlers[name].failed for name in handlers})
+    tell(event=DONE)
 
 
 def main(arguments: Sequence[str]) -> None:
