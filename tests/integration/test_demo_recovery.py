@@ -61,7 +61,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(place: Path) -> dict[str, Any]:
-    done = run_demo(place, "--orders", str(ORDERS), "--seed", "3", "--json")
+    done = run_demo(place, "--orders", str(ORDERS), "--seed", "5", "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     data: dict[str, Any] = json.loads(done.stdout)
@@ -250,7 +250,7 @@ def test_a_worker_that_ends_by_itself_is_an_error(
             return str(caught.value)
 
     assert "ended by itself with code 1" in anyio.run(wait_for_it)
-    assert "JournalOpenError" in capfd.readouterr().err
+    assert "NotAJournalError" in capfd.readouterr().err
 
 
 @pytest.mark.slow
