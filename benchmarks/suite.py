@@ -11,6 +11,7 @@ from benchmarks import (
     dispatch,
     events,
     growth,
+    history,
     imports,
     journal,
     latency,
@@ -18,6 +19,7 @@ from benchmarks import (
     memory,
     parts,
     peers,
+    recording,
     resilience,
     topics,
 )
@@ -38,6 +40,8 @@ ROWS: Final[tuple[Row, ...]] = (
     *resilience.ROWS,
     *letters.ROWS,
     *journal.ROWS,
+    *history.ROWS,
+    *recording.ROWS,
     *imports.ROWS,
 )
 

@@ -226,9 +226,11 @@ class CommandQueue:
         try:
             await self._try(claim)
         except JournalClosedError:
-            pass  # its lease will be over some time
-        except Exception as error:  # the same
+            self._runtime = None  # its lease will be over some time, and nothing else begins
+        except Exception as error:  # as above, if it was taken
             log.error("enqueued_command_interrupted", **self._about(claim, redact_exception(error)))
+            # It stays in hand meanwhile: what failed now would only fail again.
+            await self._hub.core.clock.sleep(PAUSE)
         finally:
             del self._claims[claim.record.message_id]
             self._rounds.wake()

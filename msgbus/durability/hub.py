@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from msgbus.core import Phase
+from msgbus.durability.audience import Audience
 from msgbus.durability.claims import COMMANDS
 from msgbus.durability.enqueued import CommandQueue
+from msgbus.durability.figures import journal_stats, subscription_stats
 from msgbus.durability.publishing import Publisher
 from msgbus.durability.recording import Recorder
+from msgbus.durability.relaying import Relays
+from msgbus.durability.replaying import Replay
 from msgbus.durability.rounds import Listener
 from msgbus.durability.scheduling import Scheduler
 from msgbus.durability.subscribers import Subscribers
@@ -19,15 +23,23 @@ from msgbus.journal.opening import open_journal
 from msgbus.journal.port import Journal
 from msgbus.journal.records import AckLevel
 from msgbus.messages import metadata_of
+from msgbus.subscriptions.mode import StartAt
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from datetime import datetime
+    from typing import Any
+
     from msgbus.core import BusCore
+    from msgbus.durability.replaying import ReplayReport
     from msgbus.journal.records import Record
     from msgbus.messages import Event, Message
     from msgbus.receipts import PublishReceipt
     from msgbus.registrations import Registration
+    from msgbus.subscription import Subscription
+    from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
 
 
 @final
@@ -50,6 +62,7 @@ class Durability:
         self.tickets = TicketDesk(self)
         self.commands = CommandQueue(self)
         self._listener = Listener(self, self.scheduler.wake, self.commands.wake)
+        self.relays = Relays(self)
 
     @property
     def journal(self) -> Journal:
@@ -64,6 +77,15 @@ class Durability:
             self._journal = open_journal(self._url, clock=self.core.clock)
         return self._journal
 
+    @property
+    def level(self) -> AckLevel | None:
+        """What the journal promises, if it is open."""
+        return None if self._journal is None else self._journal.level
+
+    def stats(self) -> tuple[dict[str, SubscriptionStats], JournalStats]:
+        """How durable handlers and the journal stand."""
+        return subscription_stats(self), journal_stats(self)
+
     def decode(self, record: Record) -> Message:
         """The message of a record, which knows where it was recorded.
 
@@ -73,6 +95,46 @@ class Durability:
         message = self.codec.decode(record)
         metadata_of(message).place = (record.offset, record.time)
         return message
+
+    # -- history ---------------------------------------------------------------------------------
+
+    async def replay(
+        self,
+        start: StartAt | int | datetime,
+        to: str | Subscription | Callable[..., Any],
+        *,
+        until: int | datetime | None,
+        names: Collection[str] | None,
+        topic: str | None,
+        emit: bool,
+        stop: bool,
+        rate: float | None,
+        progress: Callable[[ReplayReport], object] | None,
+    ) -> ReplayReport:
+        """As `bus.replay`."""
+        self.core.require_runtime()
+        begin, end = StartAt.of(start), None if until is None else StartAt.of(until)
+        audience = Audience(self, to, names=names, topic=topic)
+        # What was executed before is in the journal before it is read.
+        await self.recorder.flush()
+        last = await self.journal.head()
+        if end is not None:
+            bound = end.offset
+            if end.time is not None:
+                bound = await self.journal.offset_at(end.time) - 1
+            last = min(last, last if bound is None else bound)
+        first = max(await self._first_of(begin), await self.journal.first())
+        replay = Replay(
+            self, audience, first, last, emit=emit, stop=stop, rate=rate, progress=progress
+        )
+        return await replay.run()
+
+    async def _first_of(self, start: StartAt) -> int:
+        if start.is_latest:
+            return await self.journal.head() + 1
+        if start.time is not None:
+            return await self.journal.offset_at(start.time)
+        return start.offset or 0
 
     # -- handlers --------------------------------------------------------------------------------
 
@@ -116,6 +178,7 @@ class Durability:
         self.scheduler.open(runtime)
         self.commands.open(runtime)
         self._listener.open(runtime)
+        self.relays.open(runtime)
 
     def _check_level(self) -> None:
         wanted = self.core.config.require_ack
@@ -182,6 +245,7 @@ class Durability:
         await self._listener.stop()
         await self.scheduler.stop()
         await self.commands.stop()
+        await self.relays.close()
         await self.subscribers.close()
         stands = [handler.progress() for handler in self.subscribers]
         behind = sum(one.lag + one.scheduled for one in stands if one is not None)

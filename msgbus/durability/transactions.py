@@ -79,7 +79,8 @@ class Transaction:
     def acknowledge(self) -> None:
         """In a durable handler: commit, with all this, that its message is handled.
 
-        A crash afterwards then repeats nothing, if the subscription is `idempotent`.
+        A crash afterwards then repeats nothing, if the subscription is `idempotent`. In a
+        replay it does nothing.
 
         Raises:
             BusStateError: Not called in a durable handler.
@@ -87,6 +88,8 @@ class Transaction:
         self._require_open()
         frame = current_frame.get()
         while frame is not None:
+            if frame.is_replay:
+                return  # it was acknowledged in its time
             handler = self.hub.subscribers.of(frame.owner.registration)
             if handler is not None and frame.events is None:
                 message_id = metadata_of(frame.message).message_id

@@ -216,6 +216,7 @@ class ResilientMessageBus(MessageBus):
         """Write what died on the way, while there is a journal to write to."""
         if self._letters is not None:
             await self._letters.store.flush()
+            self._letters.store.size()  # the last that can be known
 
     async def stop(self, timeout: float | None = 30.0) -> DrainReport:
         """As on every bus; what died on the way is safe in its store when this returns."""

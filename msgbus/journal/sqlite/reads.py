@@ -92,6 +92,22 @@ def lease(connection: sqlite3.Connection, name: str) -> Lease | None:
     return None if row is None else Lease(*row)
 
 
+def offsets(connection: sqlite3.Connection, message_ids: Sequence[str]) -> dict[str, int]:
+    """Where those of these messages are that are there."""
+    found: dict[str, int] = {}
+    for start in range(0, len(message_ids), CHUNK):
+        chunk = message_ids[start : start + CHUNK]
+        places = ",".join("?" * len(chunk))
+        found.update(
+            connection.execute(
+                "SELECT message_id, offset FROM msgbus_messages "  # noqa: S608 (question marks)
+                f"WHERE message_id IN ({places})",
+                chunk,
+            ).fetchall()
+        )
+    return found
+
+
 def marked(
     connection: sqlite3.Connection, subscription: str, message_ids: Iterable[str]
 ) -> set[str]:

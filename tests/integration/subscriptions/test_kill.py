@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from msgbus.journal import Record, SqliteJournal
+from msgbus.resilience import DeadLetterQueue, JournalDeadLetterStore
 from msgbus.subscriptions import DurableSubscription, Mode
 from msgbus.testing.journal import make_record
 from tests.integration.subscriptions.worker import config
@@ -125,10 +126,13 @@ async def test_a_message_that_kills_its_process_does_not_do_so_for_ever(tmp_path
 
     async with SqliteJournal(path, reserve=0) as journal:
         letters = await journal.dead_letters("deadly")
+        queue = DeadLetterQueue(JournalDeadLetterStore(journal))
+        found = await queue.find(handler="deadly")
         cursor = await journal.cursor("deadly")
 
     # One try of which only the window is known, then three that are counted.
     assert codes == [7, 7, 7, 7, 0]
     assert [letter.record.json()["number"] for letter in letters] == [3]
+    assert [(one.payload, one.reason) for one in found] == [('{"number":3}', "retries exhausted")]
     assert cursor is not None
     assert (cursor.offset, cursor.is_clean) == (6, True)

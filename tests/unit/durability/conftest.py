@@ -11,6 +11,7 @@ from msgbus import MessageBus
 from msgbus.clock import VirtualClock
 from msgbus.journal import Journal, MemoryJournal
 from tests.durable_shop import url_of
+from tests.unit.durability.places import Place
 
 
 class Site:
@@ -43,3 +44,11 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
 @pytest.fixture
 def memory() -> Site:
     return Site(None)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "sqlite":
+        return lambda: f"sqlite:///{tmp_path / 'journal.db'}"
+    journal = MemoryJournal()
+    return lambda: journal

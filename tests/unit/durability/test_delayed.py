@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import anyio
@@ -337,19 +338,15 @@ async def test_a_due_event_that_does_not_fit_is_told_about(
         conserves(bus)
 
 
-async def publish_and_raise(bus: MessageBus) -> None:
-    async with bus.transaction():
-        await bus.publish(Placed(number=1), delay=1)
-        raise LookupError
-
-
 async def test_a_delayed_publish_in_a_transaction_is_part_of_it(site: Site) -> None:
     bus, seen = site.bus(), Seen()
     bus.subscribe(Placed, seen, durable=False)
 
     async with bus:
-        with pytest.raises(LookupError):
-            await publish_and_raise(bus)
+        with suppress(LookupError):
+            async with bus.transaction():
+                await bus.publish(Placed(number=1), delay=1)
+                raise LookupError
         async with bus.transaction() as tx:
             tx.execute("CREATE TABLE orders (number)")
             receipt = await bus.publish(Placed(number=2), delay=1)
