@@ -173,7 +173,7 @@ def test_a_single_order_adds_up_too(tmp_path: Path) -> None:
 # -- the accounts find what is wrong ---------------------------------------------------------------
 
 
-def altered(recovery: act.Recovery, name: str, **changes: int) -> act.Recovery:
+def altered(recovery: act.Recovery, name: str, **changes: Any) -> act.Recovery:
     findings = recovery.findings
     handlers: list[HandlerFindings] = [
         dataclasses.replace(one, **changes) if one.name == name else one

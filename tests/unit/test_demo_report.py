@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,7 +38,8 @@ def open(url):
 @pytest.fixture
 def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "stand_in_pipeline.py").write_text(STAND_IN)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    importlib.invalidate_caches()
     monkeypatch.setattr(report, "PIPELINE", "stand_in_pipeline")
     monkeypatch.setattr(report, "NEEDED", ("stand_in_pipeline",))
 
