@@ -81,7 +81,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--folder", type=Path, default=DEFAULT, metavar="PATH",
-        help=f"where the journal is to be (default {DEFAULT}/)",
+        help=f"where the journal is to be (default {DEFAULT}/); one for each run at a time",
     )  # fmt: skip
     parser.add_argument(
         "--no-journal", action="store_true", help="leave out the worker, the kill and the report"

@@ -16,8 +16,9 @@ from typing import Any
 import anyio
 import pytest
 
+from msgbus.demo import app
 from msgbus.demo.durable import act
-from msgbus.demo.durable.accounts import close_accounts
+from msgbus.demo.durable.accounts import Accounts, close_accounts
 from msgbus.demo.durable.findings import Findings, HandlerFindings
 from msgbus.demo.durable.folder import DemoError, Folder
 from msgbus.demo.durable.process import start_worker
@@ -231,6 +232,21 @@ def test_other_faults_are_found(
     recovery: act.Recovery, change: dict[str, int], subject: str
 ) -> None:
     assert wrong_ones(altered(recovery, RECEIPTS, **change)) == {subject}
+
+
+@pytest.mark.slow
+def test_accounts_that_do_not_add_up_end_with_1_and_say_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cook_the_accounts(recovery: act.Recovery) -> Accounts:
+        return close_accounts(altered(recovery, STOCK, passed=-1))
+
+    monkeypatch.setattr(app, "close_accounts", cook_the_accounts)
+
+    code = app.main(["--orders", "20", "--folder", str(tmp_path), "--no-report"])
+
+    assert code == 1
+    assert f"DO NOT HOLD: the cursor of {STOCK}" in capsys.readouterr().out
 
 
 # -- the worker and its folder ---------------------------------------------------------------------
