@@ -21,6 +21,7 @@ from benchmarks import (
     peers,
     recording,
     resilience,
+    subscriptions,
     topics,
 )
 from benchmarks.rows import Row
@@ -42,6 +43,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *journal.ROWS,
     *history.ROWS,
     *recording.ROWS,
+    *subscriptions.ROWS,
     *imports.ROWS,
 )
 

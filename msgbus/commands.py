@@ -119,19 +119,24 @@ class CommandSide:
         return (await self.execute(command, timeout=timeout)).unwrap()
 
     async def perform(  # noqa: C901 (as `execute`, in one piece)
-        self, command: Command[R], *, attempt: int
+        self, command: Command[R], *, attempt: int, retried: bool
     ) -> CommandResult[R]:
         """As `execute`, for a command that came out of the journal; for the bus's parts.
 
         It is nobody's call, so it has no deadline, and the bus's own handler handles it. What
         becomes of a failure is for the caller to say.
 
+        Args:
+            command: What to do.
+            attempt: The number of this try.
+            retried: Whether the caller tries again, so that no policy need do so.
+
         Raises:
             MissingHandlerError: Nobody handles such commands.
         """
         core = self._core
         plan = core.command_plan(type(command), None)
-        frame: CommandResult[R] = QueuedResult(command, plan, attempt)
+        frame: CommandResult[R] = QueuedResult(command, plan, attempt, retried=retried)
         counts = plan.counts
         counts.sent = sent = counts.sent + 1
         if core.watched:

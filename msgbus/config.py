@@ -69,8 +69,7 @@ class BusConfig(BaseModel):
     """Take the duration of every n-th call into the histogram; counts stay exact."""
 
     record: Literal["all", "failures", "messages"] = "all"
-    """What a journal gets beside events: commands and every delivery, commands and the
-    deliveries that failed, or commands only."""
+    """What a journal gets beside events: commands, and all deliveries, failed ones, or none."""
 
     record_buffer: int = Field(default=10_000, ge=1)
     """Commands and deliveries that may wait to be recorded; beyond that, handlers wait."""

@@ -56,6 +56,8 @@ class Frame:
     """Whether a lane is somewhere above: then a publish must never wait."""
     first_attempt: int = 1
     """The number of the first try in this frame; more in a list that is tried again."""
+    is_retried_later: bool = False
+    """Whether the journal has it tried again, so that nobody need do so at once."""
     parent: Frame | None = None
     """The frame this one was called from."""
     is_replay: bool = False

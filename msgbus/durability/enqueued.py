@@ -189,9 +189,9 @@ class CommandQueue:
         room = self._limit - len(self._claims)
         if room <= 0 or not names or not self._hub.core.accepting:
             return self._until_renewal()
-        entries = await journal.due(
-            clock.time(), self._limit + len(self._claims), subscription=COMMANDS, names=names
-        )
+        # Those that are about to be taken are still due.
+        limit = room + sum(claim.until is None for claim in self._claims.values())
+        entries = await journal.due(clock.time(), limit, subscription=COMMANDS, names=names)
         fresh = [one for one in entries if one.record.message_id not in self._claims]
         for entry in fresh[: self._limit - len(self._claims)]:
             self._begin(entry)
@@ -278,7 +278,9 @@ class CommandQueue:
         reply: bytes | None = None
         try:
             with claim.scope:
-                result = await self._hub.core.bus.perform(command, attempt=claim.attempt)
+                result = await self._hub.core.bus.perform(
+                    command, attempt=claim.attempt, retried=tiers.max_attempts > 1
+                )
                 if isinstance(result, FailedResult):
                     failure = result.peek_exception()
                 else:

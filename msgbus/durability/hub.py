@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, final
 
 from msgbus.core import Phase
 from msgbus.durability.audience import Audience
-from msgbus.durability.claims import COMMANDS
 from msgbus.durability.enqueued import CommandQueue
 from msgbus.durability.figures import journal_stats, subscription_stats
+from msgbus.durability.finding import find
 from msgbus.durability.publishing import Publisher
 from msgbus.durability.recording import Recorder
 from msgbus.durability.relaying import Relays
@@ -190,19 +190,21 @@ class Durability:
             raise ConfigurationError(message)
 
     async def _say_what_is_there(self) -> None:
-        head = await self.journal.head()
-        cursors = await self.journal.cursors()
+        found = await find(self)
         log.info(
             "journal_opened",
             bus=self.core.config.name,
             journal=self._url or repr(self._journal),
-            messages_up_to=head,
-            subscriptions=len(cursors),
-            behind=sum(max(head - cursor.offset, 0) for cursor in cursors),
-            in_doubt=sum(max(cursor.fetched - cursor.offset, 0) for cursor in cursors),
-            scheduled=await self.scheduler.recount(),
-            next_due=await self.journal.next_due(),
-            enqueued=await self.journal.count_scheduled(subscription=COMMANDS),
+            messages_up_to=found.head,
+            subscriptions=found.subscriptions,
+            behind=found.behind,
+            in_doubt=found.in_doubt,
+            unclean=found.unclean,
+            unattended=found.unattended,
+            scheduled=found.scheduled,
+            overdue=found.overdue,
+            next_due=found.next_due,
+            enqueued=found.enqueued,
         )
 
     def busy(self) -> list[str]:
@@ -242,10 +244,10 @@ class Durability:
 
         Delayed events and enqueued commands that are handled here are among them.
         """
+        await self.relays.close()
         await self._listener.stop()
         await self.scheduler.stop()
         await self.commands.stop()
-        await self.relays.close()
         await self.subscribers.close()
         stands = [handler.progress() for handler in self.subscribers]
         behind = sum(one.lag + one.scheduled for one in stands if one is not None)

@@ -19,7 +19,7 @@ from msgbus.errors import (
 )
 from msgbus.journal.codec import RawMessage
 from msgbus.journal.records import Kind, Record
-from msgbus.messages import Event, SystemEvent
+from msgbus.messages import Event, SystemEvent, metadata_of
 from msgbus.queue import Gated
 from msgbus.subscriptions.config import SubscriptionConfig
 from msgbus.subscriptions.progress import Standing
@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 class HandedOver:
     """One record in the hands of a lane: to be awaited."""
 
-    __slots__ = ("_done", "_error", "_name")
+    __slots__ = ("_done", "_error", "_handler")
 
-    def __init__(self, name: str, item: Gated | None, error: Exception | None = None) -> None:
-        self._name = name
+    def __init__(
+        self, handler: DurableHandler, item: Gated | None, error: Exception | None = None
+    ) -> None:
+        self._handler = handler
         self._error = error
         self._done = anyio.Event()
         if item is not None:
@@ -49,8 +51,11 @@ class HandedOver:
             self._done.set()
 
     def _end(self, item: Gated) -> None:
-        if not item.is_handled:
-            ended = BusClosedError(f"The bus stopped before {self._name} was done with it.")
+        message_id = metadata_of(item.event).message_id
+        is_acknowledged = message_id in self._handler.acknowledged
+        self._handler.acknowledged.discard(message_id)
+        if not item.is_handled and not is_acknowledged:
+            ended = BusClosedError(f"The bus stopped before {self._handler.name} was done with it.")
             self._error = item.error if isinstance(item.error, Exception) else ended
         self._done.set()
 
@@ -76,8 +81,16 @@ class DurableHandler:
         self.config = config
         self.subscription: DurableSubscription | None = None
         """There once the bus has started."""
+        self.acknowledged: set[str] = set()
+        """Messages in hand that a transaction has acknowledged, whatever becomes of the try."""
         self.starting: anyio.Event | None = None
         """Set when a start that was begun while the bus runs has come to its end."""
+
+    @property
+    def names(self) -> WireNames | None:
+        """The wire names that it reads; `None` for all."""
+        message_type = self.registration.message_type
+        return None if message_type is Event else WireNames(message_type, self._hub.codec)
 
     @property
     def epoch(self) -> int | None:
@@ -100,18 +113,16 @@ class DurableHandler:
         Raises:
             CursorError: How far it came cannot be read.
         """
-        registration = self.registration
-        every = registration.message_type is Event
         subscription = DurableSubscription(
             self._hub.journal,
             self.name,
             self,
             self._final_config(),
-            names=None if every else WireNames(registration.message_type, self._hub.codec),
-            matches=self._wants,
+            names=self.names,
+            matches=self.wants,
             clock=self._hub.core.clock,
         )
-        if every:
+        if self.names is None:
             # For the classes to be known by the time their records are read.
             len(WireNames(Event, self._hub.codec))
         await subscription.start()
@@ -129,7 +140,8 @@ class DurableHandler:
         # not wonder whether an answer will come.
         return self.config.model_copy(update={"retry": retry, "ack_timeout": None})
 
-    def _wants(self, record: Record) -> bool:
+    def wants(self, record: Record) -> bool:
+        """Whether a record of one of its names is for it."""
         pattern = self.registration.pattern
         if record.kind is not Kind.EVENT:
             return False
@@ -143,11 +155,11 @@ class DurableHandler:
         try:
             event = self._decode(record)
         except StoredMessageError as error:
-            return HandedOver(self.name, None, error)
+            return HandedOver(self, None, error)
         core = self._hub.core
         lane = core.lane_of(self.registration, None)
         item = Gated(event, None, (), attempt=attempt)
-        handed = HandedOver(self.name, item)
+        handed = HandedOver(self, item)
         # One pair that no publish of this process may have counted.
         core.ledger.event(type(event).__name__).pairs += 1
         lane.queue.push(item)
@@ -275,7 +287,6 @@ class Subscribers:
         except MsgBusError as error:
             log.error(
                 "subscription_failed",
-                bus=self._hub.core.config.name,
                 subscription=handler.name,
                 error=redact_exception(error),
             )

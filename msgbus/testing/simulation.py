@@ -293,6 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"seed {seed} broke a promise: {broken}\n  replay it with: "
                 f"python -m msgbus.testing.simulation --seeds 1 --from {seed}\n"
             )
+            sys.stdout.flush()
     sys.stdout.write(
         f"{len(seeds)} seeds, {handled} messages handled, {deaths} processes killed: "
         f"{failed} seeds failed\n"

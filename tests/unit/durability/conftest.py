@@ -48,6 +48,7 @@ def memory() -> Site:
 
 @pytest.fixture(params=["memory", "sqlite"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A journal that outlives its bus, in real time."""
     if request.param == "sqlite":
         return lambda: f"sqlite:///{tmp_path / 'journal.db'}"
     journal = MemoryJournal()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -75,7 +75,9 @@ class Slow:
         return command.number
 
 
-def packing(site: Site, handler: Callable[..., Awaitable[Any]], **options: Any) -> MessageBus:
+def packing(
+    site: Site, handler: Callable[..., Coroutine[Any, Any, int]], **options: Any
+) -> MessageBus:
     bus = site.bus(**options)
     bus.register_command_handler(Pack, handler)
     return bus

@@ -20,7 +20,7 @@ from msgbus.durability.claims import row_id
 from msgbus.journal import MemoryJournal
 from msgbus.journal.operations import CloseTicket, Operation, Schedule, Unschedule
 from msgbus.journal.records import Ack, TicketState
-from msgbus.resilience import CircuitBreakerConfig, ResilientMessageBus
+from msgbus.resilience import CircuitBreakerConfig, ResilientMessageBus, RetryConfig
 from msgbus.testing.processes import Process
 from tests.durable_shop import DownError
 from tests.fakes import let_others_run, logged
@@ -277,7 +277,7 @@ async def test_a_result_is_written_as_soon_as_the_journal_takes_it(
 
 async def test_an_open_circuit_burns_no_tries(memory: Site) -> None:
     bus = ResilientMessageBus(
-        retry=None,
+        retry=RetryConfig(initial_delay=0.1),
         breaker=CircuitBreakerConfig(failure_threshold=1, recovery_time=30.0, jitter=0),
         journal=memory.journal,
         clock=memory.clock,
@@ -297,7 +297,7 @@ async def test_an_open_circuit_burns_no_tries(memory: Site) -> None:
 
 async def test_a_failed_try_is_no_dead_letter_of_the_bus(memory: Site) -> None:
     bus = ResilientMessageBus(
-        retry=None, breaker=None, journal=memory.journal, clock=memory.clock, dead_letters="memory"
+        breaker=None, journal=memory.journal, clock=memory.clock, dead_letters="memory"
     )
 
     @bus.handles(Pack)
@@ -313,3 +313,25 @@ async def test_a_failed_try_is_no_dead_letter_of_the_bus(memory: Site) -> None:
 
         assert await ticket.result(timeout=30) == 1
         assert bus.stats().dead_letters == 0
+
+
+async def test_a_policy_is_followed_by_the_journal_and_not_once_more_in_each_try(
+    memory: Site,
+) -> None:
+    retry = RetryConfig(max_retries=2, initial_delay=1.0, jitter=False)
+    bus = ResilientMessageBus(retry=retry, breaker=None, journal=memory.journal, clock=memory.clock)
+    worker = Worker(fail=99)
+    bus.register_command_handler(Pack, worker)
+
+    async with bus:
+        ticket = await bus.enqueue(Pack(number=1))
+        for _ in range(10):
+            await bus.settled()
+            await memory.clock.advance(1)
+
+        assert worker.tries == [(1, 1), (1, 2), (1, 3)]
+        (letter,) = await bus.dead_letters.find()
+        assert letter.message_id == ticket.message_id
+        worker.failing = 0
+        await bus.dead_letters.replay(letter)
+        assert worker.tries[3:] == [(1, 1)]

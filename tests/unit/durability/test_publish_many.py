@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import anyio
@@ -69,7 +70,7 @@ async def test_a_source_that_waits_holds_up_nothing_that_it_has_given(place: Pla
     handler = Recorder()
     bus.subscribe(OrderPlaced, handler, name="in memory", durable=False)
 
-    async def slowly() -> AsyncIterator[OrderPlaced]:
+    async def slowly() -> AsyncGenerator[OrderPlaced]:
         for number in range(3):
             yield OrderPlaced(number=number)
             # It goes on only once the handler has seen what it has given.
@@ -178,7 +179,7 @@ async def test_those_before_one_that_is_refused_are_published(place: Place, is_a
     handler = Recorder()
     bus.subscribe(OrderPlaced, handler)
 
-    async def some(events: Sequence[Any]) -> AsyncIterator[Any]:
+    async def some(events: Sequence[Any]) -> AsyncGenerator[Any]:
         for event in events:
             yield event
 
@@ -186,8 +187,9 @@ async def test_those_before_one_that_is_refused_are_published(place: Place, is_a
         for bad, error in (("no event", WrongMessageTypeError), (object(), StoredMessageError)):
             last = Unwritable(what=bad) if error is StoredMessageError else bad
             mixed: list[Any] = [*orders(3), last, OrderPlaced(number=99)]
-            with pytest.raises(error):
-                await bus.publish_many(some(mixed) if is_async else mixed)
+            async with aclosing(some(mixed)) as source:
+                with pytest.raises(error):
+                    await bus.publish_many(source if is_async else mixed)
 
         await bus.settled()
         assert await stored(bus) == [0, 1, 2, 0, 1, 2]
@@ -215,7 +217,7 @@ async def test_a_commit_that_fails_publishes_nothing_and_ends_it(
     bus.subscribe(OrderPlaced, handler, name="in memory", durable=False)
     pulled: list[int] = []
 
-    async def endless() -> AsyncIterator[OrderPlaced]:
+    async def endless() -> AsyncGenerator[OrderPlaced]:
         number = 0
         while True:
             pulled.append(number)
@@ -232,8 +234,9 @@ async def test_a_commit_that_fails_publishes_nothing_and_ends_it(
             return await commit(operations)
 
         monkeypatch.setattr(journal_of(bus), "commit", full)
-        with pytest.raises(JournalError, match="disk is full"):
-            await bus.publish_many(endless(), chunk=5)
+        async with aclosing(endless()) as source:
+            with pytest.raises(JournalError, match="disk is full"):
+                await bus.publish_many(source, chunk=5)
         await bus.settled()
         written = await stored(bus)
 
@@ -265,7 +268,7 @@ async def test_a_cancelled_call_has_published_whole_commits_only(place: Place) -
     handler = Recorder()
     bus.subscribe(OrderPlaced, handler, name="in memory", durable=False)
 
-    async def until_cancelled(scope: anyio.CancelScope) -> AsyncIterator[OrderPlaced]:
+    async def until_cancelled(scope: anyio.CancelScope) -> AsyncGenerator[OrderPlaced]:
         for number in range(10):
             yield OrderPlaced(number=number)
         scope.cancel()
