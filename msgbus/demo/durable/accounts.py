@@ -87,7 +87,7 @@ def _others(recovery: Recovery) -> Iterator[Equation]:
         WINDOW + FLUSH,
         (("again", again), ("to spare", WINDOW + FLUSH - again)),
     )
-    yield same("goods, exactly once", "orders", sales, "entries", stock.effects)
+    yield same("goods, none twice", "orders", sales, "entries", stock.effects)
     yield same("goods in units", "sold", till.real_units, "off the shelf", findings.units)
     bounced = sum(
         order.email.startswith(WRONG) and order.card is Card.GOOD and not order.is_test

@@ -35,7 +35,7 @@ it is handled by a worker in a process of its own. The worker has two durable ha
 [b]send_receipt[/] is exclusive: one receipt after the other, in the order of the sales; its \
 effect is outside the journal, so after a crash some are sent twice. [b]take_stock[/] goes by key: \
 articles side by side, each in order; its effect is in a table in the journal's file, in one \
-transaction with the word that it is done, so it happens exactly once.
+transaction with the word that it is done, so a crash repeats none of it.
 
 In the middle of this the worker is killed. The tills go on, and another worker takes up where it \
 was, as soon as the dead one has given no sign of life for {LEASE:g} s.
