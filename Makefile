@@ -1,6 +1,7 @@
 # One entry point for people and CI. `make` prints what there is.
 #   PYTHON=python3.12   the interpreter to build .venv with (else the first that fits)
 #   ARGS="..."          passed on to the demo, to pytest or to the benchmarks
+#   REPORT=1            with `make demo`: install Spark, and end with a report
 
 SHELL := /bin/sh
 VENV  := .venv
@@ -38,8 +39,8 @@ help: ## Print this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) \
 		| awk -F'|' '{ printf "%-10s %s\n", $$1, $$2 }'
 
-demo: $(VENV)/.run ## Show the bus at work (ARGS: options of the demo)
-	@$(PY) -m msgbus.demo $(ARGS)
+demo: $(VENV)/.run $(if $(REPORT),$(VENV)/.spark) ## Show the bus at work (ARGS: options of the demo)
+	@$(PY) -m msgbus.demo $(if $(REPORT),--report) $(ARGS)
 
 test: check ## Run the checks, then every test (ARGS: options of pytest)
 	@echo "==> pytest"
@@ -76,7 +77,7 @@ mutate: $(VENV)/.mutate ## Change resilience in small ways; a test must see each
 	@$(PY) tests/mutation/run.py $(ARGS)
 
 clean: ## Remove .venv, caches and build output
-	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+	rm -rf $(VENV) .demo build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -103,6 +104,11 @@ $(VENV)/.made:
 # What the demo needs: the library itself, in a few seconds.
 $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
 	$(call install,Installing msgbus into $(VENV),--build-constraint constraints.txt -e '.[cli]')
+
+# What the demo's report needs beside that.
+$(VENV)/.spark: $(VENV)/.run
+	$(call install,Installing Spark into $(VENV) (a few hundred megabytes),\
+		--build-constraint constraints.txt -e '.[cli$(comma)spark]')
 
 # What work on the library needs: all tools, in a few minutes; Spark is most of it.
 $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt

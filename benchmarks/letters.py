@@ -23,10 +23,12 @@ from benchmarks import subjects
 from benchmarks.rows import Row
 from benchmarks.subjects import Added
 from benchmarks.timing import Effort, Handler, Measurement, Open, Run, Side, compare, summarise
+from msgbus.journal import SqliteJournal
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,
     DeadLetterStore,
+    JournalDeadLetterStore,
     LetterFilter,
     MemoryDeadLetterStore,
     SqliteDeadLetterStore,
@@ -34,7 +36,7 @@ from msgbus.resilience import (
 from msgbus.resilience import sqlite_schema as schema
 from msgbus.resilience.letter_rows import row_of
 from msgbus.resilience.letters import letter_about, letter_id_of
-from msgbus.resilience.stores import Record
+from msgbus.resilience.stores import ANY, Record
 
 MANY: Final = 100_000
 DIED: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -114,21 +116,35 @@ async def by_insert(handler: Handler) -> AsyncGenerator[Run]:
             yield run
 
 
+def flushed(store: DeadLetterStore, handler: Handler) -> Run:
+    async def run(batch: Sequence[Any]) -> None:
+        for letter in batch:
+            store.add(letter)
+            await handler(letter)
+        await store.flush()
+
+    return run
+
+
 @asynccontextmanager
 async def into_sqlite(handler: Handler) -> AsyncGenerator[Run]:
     """Until everything is in the file."""
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteDeadLetterStore(Path(folder) / "letters.db", buffer=100_000)
         await store.open()
-
-        async def run(batch: Sequence[Any]) -> None:
-            for letter in batch:
-                store.add(letter)
-                await handler(letter)
-            await store.flush()
-
-        yield run
+        yield flushed(store, handler)
         await store.close()
+
+
+@asynccontextmanager
+async def into_journal(handler: Handler) -> AsyncGenerator[Run]:
+    """Until everything is in the journal's file."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with SqliteJournal(Path(folder) / "journal.db", reserve=0) as journal:
+            store = JournalDeadLetterStore(journal, buffer=100_000)
+            await store.open()
+            yield flushed(store, handler)
+            await store.close()
 
 
 def failure() -> Exception:
@@ -205,27 +221,49 @@ def full_file(number: int) -> Path:
     return _full[number]
 
 
-def scanned(path: Path) -> float:
+@asynccontextmanager
+async def full_journal(number: int) -> AsyncGenerator[tuple[DeadLetterStore, Path]]:
+    """The same letters in a journal, which is made once for all rows too."""
+    path = full_file(number).with_name("journal.db")
+    async with SqliteJournal(path, reserve=0) as journal:
+        store = JournalDeadLetterStore(journal)
+        await store.open()
+        if not await store.count(ANY):
+            await store.put(letters(number))
+        yield store, path
+        await store.close()
+
+
+@asynccontextmanager
+async def full_store(number: int) -> AsyncGenerator[tuple[DeadLetterStore, Path]]:
+    path = full_file(number)
+    store = SqliteDeadLetterStore(path)
+    await store.open()
+    yield store, path
+    await store.close()
+
+
+def scanned(path: Path, table: str) -> float:
     """Seconds to read every letter of the file, in one go."""
     with closing(sqlite3.connect(path)) as connection:
         began = time.perf_counter()
-        for _ in connection.execute("SELECT * FROM letters"):
+        for _ in connection.execute(f"SELECT * FROM {table}"):
             pass
         return time.perf_counter() - began
 
 
-async def asked(question: Question, effort: Effort, number: int = MANY) -> Measurement:
+async def asked(
+    question: Question, effort: Effort, number: int = MANY, *, in_journal: bool = False
+) -> Measurement:
     """A question, in times of reading everything."""
-    path = full_file(number)
-    store = SqliteDeadLetterStore(path)
-    await store.open()
+    table = "msgbus_dead_letters" if in_journal else "letters"
     pairs: list[tuple[float, float]] = []
-    for _ in range(min(effort.repeats, 15)):
-        scan = scanned(path)
-        began = time.perf_counter()
-        await question(store)
-        pairs.append((scan, time.perf_counter() - began))
-    await store.close()
+    async with (full_journal if in_journal else full_store)(number) as (store, path):
+        for _ in range(min(effort.repeats, 15)):
+            scan = scanned(path, table)
+            began = time.perf_counter()
+            await question(store)
+            pairs.append((scan, time.perf_counter() - began))
     return summarise(pairs)
 
 
@@ -244,12 +282,12 @@ async def groups(store: DeadLetterStore) -> object:
     return found
 
 
-def question(name: str, title: str, ask: Question) -> Row:
+def question(name: str, title: str, ask: Question, *, in_journal: bool = False) -> Row:
     return Row(
         name=f"letters.{name}",
-        title=f"{title}, {MANY:,} letters",
+        title=f"{title}, {MANY:,} letters{' in a journal' if in_journal else ''}",
         baseline="reading all letters",
-        measure=partial(asked, ask),
+        measure=partial(asked, ask, in_journal=in_journal),
         budget=1,
         heavy=True,
     )
@@ -279,7 +317,17 @@ ROWS: Final = (
         measure=partial(appended, by_insert, into_sqlite),
         budget=3,
     ),
+    Row(
+        name="letters.in_journal",
+        title="keep a letter in a journal, flushed",
+        baseline="INSERT in one transaction",
+        measure=partial(appended, by_insert, into_journal),
+        budget=3,
+    ),
     question("groups", "groups", groups),
+    question("journal_groups", "groups", groups, in_journal=True),
+    question("journal_handler", "page of one handler", page(handler="charge"), in_journal=True),
+    question("journal_since", "page of the last hour", page(since=LATE), in_journal=True),
     question("page_handler", "page of one handler", page(handler="charge")),
     question("page_session", "page of one session", page(session_id="job-8")),
     question("page_error", "page of one error type", page(error_type="ConnectionError")),

@@ -11,6 +11,7 @@ from benchmarks import (
     dispatch,
     events,
     growth,
+    history,
     imports,
     journal,
     latency,
@@ -18,7 +19,9 @@ from benchmarks import (
     memory,
     parts,
     peers,
+    recording,
     resilience,
+    subscriptions,
     topics,
 )
 from benchmarks.rows import Row
@@ -38,6 +41,9 @@ ROWS: Final[tuple[Row, ...]] = (
     *resilience.ROWS,
     *letters.ROWS,
     *journal.ROWS,
+    *history.ROWS,
+    *recording.ROWS,
+    *subscriptions.ROWS,
     *imports.ROWS,
 )
 

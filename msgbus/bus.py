@@ -132,7 +132,9 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
 
     def stats(self) -> BusStats:
         """All counters at this moment."""
-        return snapshot(self._core, scheduled=len(self._schedule))
+        durability = self._core.durability
+        journaled = 0 if durability is None else durability.scheduler.count
+        return snapshot(self._core, scheduled=len(self._schedule) + journaled)
 
     def check(self) -> list[Fault]:
         """Everything that is wrong with the set-up, without starting. Empty is good."""
@@ -279,6 +281,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
 
     async def _start_journal(self, durability: Durability) -> None:
         try:
+            await self._journal_opened()
             await durability.start()
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -322,6 +325,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
     async def _close_down(self) -> None:
         await workers_gone(self._core)
         if self._core.durability is not None:
+            await self._journal_closing()
             await self._core.durability.close()
         for failure in await self._keeper.close():
             log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))

@@ -12,7 +12,7 @@ from msgbus.messages import Command, R, require_command, set_meta
 from msgbus.metadata import ROOT
 from msgbus.middleware.chain import not_awaited
 from msgbus.plans import CommandPlan
-from msgbus.results import CommandResult, FailedResult, NestedResult
+from msgbus.results import CommandResult, FailedResult, NestedResult, QueuedResult
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations
@@ -118,6 +118,58 @@ class CommandSide:
         """As `execute`, but gives the value or raises the handler's own exception."""
         return (await self.execute(command, timeout=timeout)).unwrap()
 
+    async def perform(  # noqa: C901 (as `execute`, in one piece)
+        self, command: Command[R], *, attempt: int, retried: bool
+    ) -> CommandResult[R]:
+        """As `execute`, for a command that came out of the journal; for the bus's parts.
+
+        It is nobody's call, so it has no deadline, and the bus's own handler handles it. What
+        becomes of a failure is for the caller to say.
+
+        Args:
+            command: What to do.
+            attempt: The number of this try.
+            retried: Whether the caller tries again, so that no policy need do so.
+
+        Raises:
+            MissingHandlerError: Nobody handles such commands.
+        """
+        core = self._core
+        plan = core.command_plan(type(command), None)
+        frame: CommandResult[R] = QueuedResult(command, plan, attempt, retried=retried)
+        counts = plan.counts
+        counts.sent = sent = counts.sent + 1
+        if core.watched:
+            self._tell_started(plan, command)
+        token = set_frame(frame)
+        began = self._now()
+        try:
+            value = await plan.invoke(command)
+            if type(value) is CoroutineType:
+                value.close()
+                raise not_awaited(plan.name, command)
+            if frame.context is not None:
+                await core.flush(frame)
+            frame.elapsed = self._now() - began
+            frame.reply = value
+        except Exception as error:
+            counts.failed += 1
+            text = redact_exception(error)
+            frame = FailedResult(frame, error, text, self._now() - began, _unconcerned)
+        except BaseException:
+            counts.cancelled += 1
+            raise
+        finally:
+            reset_frame(token)
+            counts.recent.append(self._now() - began)
+            if not sent & FOLD_MASK:
+                counts.fold()
+            if core.watched:
+                core.work_ended()
+        if core.watched:
+            self._tell_result(plan, command, frame)
+        return frame
+
     def _prepare(
         self,
         command: Command[Any],
@@ -178,3 +230,7 @@ class CommandSide:
                 duration=result.duration,
             ),
         )
+
+
+def _unconcerned(result: FailedResult[Any]) -> None:
+    """The journal knows of it."""

@@ -69,11 +69,16 @@ class BusConfig(BaseModel):
     """Take the duration of every n-th call into the histogram; counts stay exact."""
 
     record: Literal["all", "failures", "messages"] = "all"
-    """What a journal gets beside events: commands and every delivery, commands and the
-    deliveries that failed, or commands only."""
+    """What a journal gets beside events: commands, and all deliveries, failed ones, or none."""
 
     record_buffer: int = Field(default=10_000, ge=1)
     """Commands and deliveries that may wait to be recorded; beyond that, handlers wait."""
 
     require_ack: Literal["memory", "os", "fsync", "quorum", "quorum_fsync"] | None = None
     """The least that a journal must promise for each append; otherwise the start fails."""
+
+    command_workers: int = Field(default=10, ge=1)
+    """Enqueued commands that this bus handles at the same time."""
+
+    command_lease: float = Field(default=10.0, gt=0)
+    """Seconds after which an enqueued command is tried again if its process has died."""

@@ -56,8 +56,12 @@ class Frame:
     """Whether a lane is somewhere above: then a publish must never wait."""
     first_attempt: int = 1
     """The number of the first try in this frame; more in a list that is tried again."""
+    is_retried_later: bool = False
+    """Whether the journal has it tried again, so that nobody need do so at once."""
     parent: Frame | None = None
     """The frame this one was called from."""
+    is_replay: bool = False
+    """Whether it shows history, which has been handled in its time."""
 
     @property
     def attempt(self) -> int:
@@ -100,16 +104,34 @@ class ListFrame(Frame):
 
 
 @final
+class ReplayFrame(Frame):
+    """An event of the past, or a list of them, shown to one handler."""
+
+    __slots__ = ("events", "on_lane", "parent")
+    is_replay = True
+
+    def __init__(self, events: list[Event], owner: Any, *, is_list: bool) -> None:
+        outer = current_frame.get()
+        self.message = events[0]
+        self.events = events if is_list else None
+        self.owner = owner
+        self.context = None
+        self.on_lane = outer is not None and outer.on_lane
+        self.parent = outer
+
+
+@final
 class _NarrowedFrame(Frame):
     """One event of a list, inside `context.handling(event)`."""
 
-    __slots__ = ("on_lane", "parent")
+    __slots__ = ("is_replay", "on_lane", "parent")
 
     def __init__(self, event: Event, outer: Frame, context: Context) -> None:
         self.message = event
         self.owner = outer.owner
         self.context = context
         self.on_lane = outer.on_lane
+        self.is_replay = outer.is_replay
         self.parent = outer
 
 
@@ -214,6 +236,11 @@ class Context:
     def headers(self) -> Mapping[str, str]:
         """The message's headers; messages sent from here inherit them."""
         return self.message.headers
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether `bus.replay` shows the message again: what leaves the process need not."""
+        return self._frame.is_replay
 
     @property
     def topic(self) -> str:

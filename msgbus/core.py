@@ -202,18 +202,22 @@ class BusCore(Quiescence):
     def chain(self, registration: Registration, session: BusSession | None) -> Call:
         """The handler with its dependencies, inside its timeout and all its middleware."""
         owns = session is not None and session.owns(registration)
-        call = bind(
-            registration.handler,
-            registration.signature,
-            session.providers if session is not None and owns else self.providers,
-            name=registration.name,
-            inline=registration.inline,
-            threads=self._threads,
-        )
+        call = self.bound(registration, session.providers if session and owns else None)
         call = self.bus.assemble(registration, call, session if owns else None)
         if self.durability is not None and registration.is_command:
             call = self.durability.recorder.with_message(registration, call)
         return call
+
+    def bound(self, registration: Registration, providers: Providers | None = None) -> Call:
+        """The handler with its dependencies, and nothing around it."""
+        return bind(
+            registration.handler,
+            registration.signature,
+            providers or self.providers,
+            name=registration.name,
+            inline=registration.inline,
+            threads=self._threads,
+        )
 
     def recorded(self, registration: Registration, call: Call) -> Call:
         """`call` with how each try ends written to the journal, if there is one."""

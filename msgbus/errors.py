@@ -52,6 +52,10 @@ MsgBusError
 │  ├─ CursorError                a cursor is missing, damaged or beyond the head; `.name`
 │  ├─ TransactionRefusedError    a queue refused one of its events; `.event_type`
 │  └─ ForbiddenStatementError    COMMIT, PRAGMA, ATTACH and the like inside a transaction
+├─ TicketError                   an enqueued command has no result; `.message_id`
+│  ├─ TicketFailedError          it has failed for good; `.error`
+│  ├─ TicketTimeoutError         none in time; it may still come (TimeoutError)
+│  └─ TicketNotFoundError        no command of this id was enqueued here (LookupError)
 ├─ PipelineError                 what the data pipeline cannot do
 │  ├─ JavaNotFoundError          no Java that Spark can run on; `.seen`
 │  ├─ PipelineOptionError        an option of the data source that is wrong; `.option` (ValueError)
@@ -561,6 +565,46 @@ class TransactionRefusedError(JournalError):
         self.event_type = event_type
         super().__init__(
             f"{event_type.__name__} was refused, and its transaction with it: {reason}."
+        )
+
+
+class TicketError(MsgBusError):
+    """An enqueued command has no result to give."""
+
+    def __init__(self, message: str, *, message_id: str) -> None:
+        self.message_id = message_id
+        super().__init__(message)
+
+
+class TicketFailedError(TicketError):
+    """An enqueued command has failed for good, wherever it was handled."""
+
+    def __init__(self, message_id: str, error: str, *, message_type: str = "The command") -> None:
+        self.error = error
+        """What went wrong, with secrets removed."""
+        super().__init__(f"{message_type} {message_id} failed: {error}", message_id=message_id)
+
+
+class TicketTimeoutError(TicketError, TimeoutError):
+    """An enqueued command has no result yet; it is handled all the same."""
+
+    def __init__(self, message_id: str, *, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(
+            f"Command {message_id} has no result after {seconds:g} s. It is still in the journal: "
+            f"see that a process with its handler runs, and ask its ticket again.",
+            message_id=message_id,
+        )
+
+
+class TicketNotFoundError(TicketError, LookupError):
+    """There is no ticket of this id in the journal."""
+
+    def __init__(self, message_id: str) -> None:
+        super().__init__(
+            f"No command {message_id!r} was enqueued in this journal, or retention has removed "
+            f"its ticket.",
+            message_id=message_id,
         )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from math import isfinite
 from typing import TYPE_CHECKING
 
 import anyio.lowlevel
@@ -27,7 +26,7 @@ from msgbus.messages import (
 from msgbus.metadata import ROOT
 from msgbus.plans import EventPlan
 from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary
-from msgbus.schedule import Schedule
+from msgbus.schedule import Schedule, check_delay
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -66,7 +65,7 @@ class EventSide:
             event: What happened.
             headers: Text that flows with it to everything it causes.
             topic: The topic to publish under, instead of the class's own; the event keeps it.
-            delay: Seconds to wait before it is published; the receipt can cancel it.
+            delay: Seconds to wait before it is published; `unschedule` takes it back.
             at: The time at which to publish it; must know its time zone.
 
         Raises:
@@ -121,14 +120,27 @@ class EventSide:
     ) -> PublishSummary:
         """Publish all `events`, giving other tasks a turn after each `chunk`.
 
+        On a bus with a journal as many events as there are, up to `chunk` and to 1,000, are
+        committed together; it may read that many ahead of what it has published.
+
         Raises:
             WrongMessageTypeError: One is no event; those before it are published.
         """
         _check_many(events, chunk)
-        summary = PublishSummary()
         # Whoever replaces `publish`, in a subclass or a test, gets to see each event.
         is_own = getattr(self.publish, "__func__", None) is EventSide.publish
-        take = self._take_plain if is_own else _take_none
+        durability = self._core.durability
+        if durability is not None and is_own:
+            return await durability.publisher.publish_many(events, chunk)
+        return await self._publish_each(events, chunk, self._take_plain if is_own else _take_none)
+
+    async def _publish_each(
+        self,
+        events: Iterable[Event] | AsyncIterable[Event],
+        chunk: int,
+        take: Callable[[Event, PublishSummary], bool],
+    ) -> PublishSummary:
+        summary = PublishSummary()
         given = 0
         if isinstance(events, AsyncIterable):
             async for event in events:
@@ -177,7 +189,7 @@ class EventSide:
     async def _filter_and_admit(
         self, event: Event, plan: EventPlan, outer: Frame | None
     ) -> PublishReceipt:
-        refused = await self._ask_filters(event, plan)
+        refused = await self.ask_filters(event, plan)
         if refused is not None:
             return refused
         # A filter may have awaited: handlers may have come or gone, the bus may have stopped.
@@ -188,7 +200,8 @@ class EventSide:
             raise
         return await self._admit(event, plan, outer)
 
-    async def _ask_filters(self, event: Event, plan: EventPlan) -> PublishReceipt | None:
+    async def ask_filters(self, event: Event, plan: EventPlan) -> PublishReceipt | None:
+        """The receipt of the filter that turns `event` away, if one does; for the bus's parts."""
         for predicate in self._filters:
             try:
                 wanted = await passes(predicate, event)
@@ -258,22 +271,34 @@ class EventSide:
                 message = "at= must know its time zone: datetime(..., tzinfo=UTC)."
                 raise ValueError(message)
             delay = at.astimezone(UTC).timestamp() - self._core.clock.time()
-        elif delay is not None and not isfinite(delay):
-            message = f"delay must be a number of seconds, not {delay}."
-            raise ValueError(message)
-        delay = max(delay or 0.0, 0.0)
+        delay = check_delay(delay)
         durability = self._core.durability
         if durability is not None and not isinstance(event, SystemEvent):
             return await durability.schedule(event, delay, handlers=plan.receipt.handlers)
         cancel = self._schedule.add(event, delay)
         return PublishReceipt(PublishStatus.ACCEPTED, handlers=plan.receipt.handlers, cancel=cancel)
 
+    async def unschedule(self, event: Message | str) -> bool:
+        """Take back a delayed event; false if it was published, or never delayed.
+
+        With a journal this works for events that other processes have delayed, and for
+        enqueued commands that nobody has begun to handle: their tickets then fail.
+
+        Args:
+            event: The message, or its id.
+        """
+        message_id = event if isinstance(event, str) else event.message_id
+        if self._schedule.remove(message_id):
+            return True
+        durability = self._core.durability
+        return durability is not None and await durability.unschedule(message_id)
+
     async def _publish_due(self, event: Event) -> None:
         """Publish a delayed event. Nobody waits for a receipt, so a refusal is told about."""
         core = self._core
         try:
             plan = self.prepare_event(event, None)
-            receipt = await self._ask_filters(event, plan)
+            receipt = await self.ask_filters(event, plan)
             if receipt is None:
                 # As on a lane: nobody may be kept waiting for a delayed event's room.
                 def replan() -> EventPlan:
@@ -284,21 +309,26 @@ class EventSide:
         except Exception as error:
             reason = redact_exception(error)
         if reason:
-            message_id = metadata_of(event).message_id
-            log.error(
-                "delayed_event_refused",
-                bus=core.config.name,
-                message_type=type(event).__name__,
-                message_id=message_id,
-                reason=reason,
-            )
-            core.lifecycle.tell(
-                EventRefusedEvent,
-                event,
-                lambda: EventRefusedEvent(
-                    event_type=type(event).__name__, event_id=message_id, reason=reason
-                ),
-            )
+            self.tell_refused(event, reason)
+
+    def tell_refused(self, event: Event, reason: str) -> None:
+        """Say that a delayed event was not published when it was due; for the bus's parts."""
+        core = self._core
+        message_id = metadata_of(event).message_id
+        log.error(
+            "delayed_event_refused",
+            bus=core.config.name,
+            message_type=type(event).__name__,
+            message_id=message_id,
+            reason=reason,
+        )
+        core.lifecycle.tell(
+            EventRefusedEvent,
+            event,
+            lambda: EventRefusedEvent(
+                event_type=type(event).__name__, event_id=message_id, reason=reason
+            ),
+        )
 
 
 def _check_many(events: object, chunk: int) -> None:

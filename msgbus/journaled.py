@@ -5,19 +5,29 @@ What it takes to do so is loaded only for a bus that has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from msgbus.errors import ConfigurationError
+from msgbus.messages import R
 
 if TYPE_CHECKING:
     import sqlite3
+    from datetime import datetime
 
     from msgbus.core import BusCore
     from msgbus.durability.hub import Durability
+    from msgbus.durability.outbox import Outbox
+    from msgbus.durability.relaying import Relay, RelayReport
+    from msgbus.durability.replaying import ReplayReport
+    from msgbus.durability.tickets import Ticket
     from msgbus.durability.transactions import Transaction
     from msgbus.journal.port import Journal
+    from msgbus.messages import Command
     from msgbus.registrations import Registration
+    from msgbus.subscription import Subscription
+    from msgbus.subscriptions.config import RetryTiers
+    from msgbus.subscriptions.mode import StartAt
 
 T = TypeVar("T")
 
@@ -81,8 +91,158 @@ class JournalSide:
         """
         return await self._durability("bus.transact()").journal.transact(function)
 
-    def retry_tiers(self, registration: Registration) -> Any:  # noqa: ARG002 (for subclasses)
-        """How often a durable handler tries again, unless it says so itself."""
+    async def replay(
+        self,
+        start: StartAt | int | datetime,
+        to: str | Subscription | Callable[..., Any],
+        *,
+        until: int | datetime | None = None,
+        names: Collection[str] | None = None,
+        topic: str | None = None,
+        rate: float | None = None,
+        emit: bool = False,
+        on_error: Literal["continue", "stop"] = "continue",
+        progress: Callable[[ReplayReport], object] | None = None,
+    ) -> ReplayReport:
+        """Show events of the past to one handler, and to no other, in the order of the journal.
+
+        Nothing is recorded and no cursor moves; what the handler itself publishes, executes
+        or writes, it does once more. It may ask `context.is_replay`.
+
+        Args:
+            start: The first offset, a time, or a `StartAt`.
+            to: A function, whose annotation says which events it gets; it may ask for
+                dependencies. Or the name or handle of a registered handler, which is then
+                called inside its middleware and its timeout.
+            until: The last offset; or a time, before which all of it was recorded. Never
+                more than there is at the call.
+            names: Only events of these wire names.
+            topic: Only events whose topic fits this pattern.
+            rate: Events a second, at most.
+            emit: Publish what the handler emits. Otherwise it is counted and forgotten: it
+                was published when the events were new.
+            on_error: Whether the first event that fails or cannot be read ends it, so that
+                `report.next` is that event; or it is counted and listed.
+            progress: Called with a report about once a second, and at the end.
+
+        Raises:
+            ConfigurationError: The bus has no journal, or no such handler.
+            HandlerSignatureError: The function could never be called.
+            BusNotStartedError: Handlers may need what is opened at the start.
+            JournalError: The journal cannot be read.
+        """
+        durability = self._durability("bus.replay()")
+        if on_error not in ("continue", "stop"):
+            message = f"on_error must be 'continue' or 'stop', not {on_error!r}."
+            raise ValueError(message)
+        if rate is not None and not rate > 0:
+            message = f"rate must be more than 0 events a second, not {rate}."
+            raise ValueError(message)
+        return await durability.replay(
+            start,
+            to,
+            until=until,
+            names=names,
+            topic=topic,
+            emit=emit,
+            stop=on_error == "stop",
+            rate=rate,
+            progress=progress,
+        )
+
+    def relay(self, outbox: Outbox, *, every: float = 0.5, limit: int = 1000) -> Relay:
+        """Publish what an outbox in a database of your own holds, as long as the bus runs.
+
+        Each entry is marked as done after its event is in the journal. A crash in between
+        publishes it again under the same id, which the journal knows: nobody gets it twice,
+        as long as the journal still has the first.
+
+        Args:
+            outbox: Where the entries are.
+            every: Seconds between two looks; `relay.wake()` looks at once.
+            limit: Entries that are taken at a time.
+
+        Raises:
+            ConfigurationError: The bus has no journal, or `outbox` is no outbox.
+            BusClosedError: The bus has stopped.
+        """
+        relays = self._durability("bus.relay()").relays
+        _check_outbox(outbox, limit)
+        if not every > 0:
+            message = f"every must be more than 0 seconds, not {every}."
+            raise ValueError(message)
+        return relays.add(outbox, every, limit)
+
+    async def relay_once(self, outbox: Outbox, *, limit: int = 1000) -> RelayReport:
+        """Publish what is pending in an outbox now, at most `limit` entries, and mark it as done.
+
+        Raises:
+            ConfigurationError: The bus has no journal, or `outbox` is no outbox.
+            BusStateError: Called inside `bus.transaction()`.
+            JournalError: The journal did not take them; they are pending still.
+        """
+        relays = self._durability("bus.relay_once()").relays
+        _check_outbox(outbox, limit)
+        return await relays.once(outbox, limit)
+
+    async def _journal_opened(self) -> None:
+        """For subclasses: the bus is about to begin to read the journal."""
+
+    async def _journal_closing(self) -> None:
+        """For subclasses: the last moment at which there is a journal to write to."""
+
+    async def enqueue(
+        self,
+        command: Command[R],
+        delay: float | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> Ticket[R]:
+        """Keep `command` in the journal, to be handled later by whoever handles such commands.
+
+        When this returns it is durable: this process or another on the same journal handles
+        it, at least once, and tries again if it fails or if its process dies. The handler may
+        run more than once, so it should be idempotent. Enqueuing a command twice does it once.
+
+        Args:
+            command: What to do; its reply is kept as JSON for the ticket.
+            delay: Seconds before it may begin.
+            headers: Text that flows with it to everything it causes.
+
+        Raises:
+            ConfigurationError: The bus has no journal, or the reply has no JSON form.
+            WrongMessageTypeError: It is no command, or a query, which nobody wants to know later.
+            StoredMessageError: It cannot be written as JSON.
+            BusClosedError: The bus is stopping or has stopped.
+            JournalError: The journal did not take it.
+        """
+        return await self._durability("bus.enqueue()").commands.add(command, delay, headers)
+
+    async def ticket(self, message_id: str) -> Ticket[Any]:
+        """The ticket of a command that was enqueued, by this process or another.
+
+        Raises:
+            ConfigurationError: The bus has no journal.
+            TicketNotFoundError: No such command was enqueued.
+        """
+        return await self._durability("bus.ticket()").tickets.find(message_id)
+
+    def retry_tiers(self, registration: Registration) -> RetryTiers:  # noqa: ARG002 (for subclasses)
+        """How often a durable handler, or that of an enqueued command, tries again.
+
+        A durable handler may say so itself, by `retry=`.
+        """
         from msgbus.subscriptions.config import RetryTiers
 
         return RetryTiers()
+
+
+def _check_outbox(outbox: object, limit: int) -> None:
+    from msgbus.durability.outbox import Outbox
+
+    if not isinstance(outbox, Outbox):
+        message = f"{outbox!r:.60} is no outbox: it needs the methods of msgbus.durability.Outbox."
+        raise ConfigurationError(message)
+    if limit < 1:
+        message = f"limit must be at least 1, not {limit}."
+        raise ValueError(message)

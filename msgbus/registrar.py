@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from msgbus.config import QueueConfig
     from msgbus.filters import FilterLike
+    from msgbus.journal.records import AckLevel, Record
     from msgbus.subscriptions.config import RetryTiers
     from msgbus.subscriptions.mode import Delivery, Mode, Poison, StartAt
 
@@ -73,6 +74,15 @@ class EventOptions(TypedDict, total=False):
     on_poison: Poison
     park_key: bool
     idempotent: bool
+    key: Callable[[Record], str | None]
+    require: AckLevel
+    lease_ttl: float
+    flush_acks: int
+    flush_interval: float
+    flush_idle: float
+    fetch_size: int
+    max_buffered: int
+    watchdog: float
 
 
 class HandlesDecorator(Protocol[R]):
@@ -239,8 +249,7 @@ class Registrar(ABC, Generic[T_co]):
                 while the process lives, a name to go on under it whatever the function is
                 called. Named handlers are durable there unless this is false.
             **subscription: How it reads the journal: `mode`, `delivery`, `start`,
-                `max_in_flight`, `ack_timeout`, `rate_limit`, `burst`, `retry`, `on_poison`,
-                `park_key`, `idempotent`; see `SubscriptionConfig`.
+                `max_in_flight`, `retry` and the other fields of `SubscriptionConfig`.
 
         Raises:
             HandlerSignatureError: The handler could never be called.

@@ -94,6 +94,20 @@ class NestedResult(CommandResult[R]):
 
 
 @final
+class QueuedResult(CommandResult[R]):
+    """The same for a command out of a journal, which may have been tried before."""
+
+    __slots__ = ("first_attempt", "is_retried_later")
+
+    def __init__(self, command: Command[R], owner: object, attempt: int, *, retried: bool) -> None:
+        self.message = command
+        self.owner = owner
+        self.context = None
+        self.first_attempt = attempt
+        self.is_retried_later = retried
+
+
+@final
 class FailedResult(CommandResult[R]):
     """A failed command. If nobody ever looks at it, it says so in the log."""
 

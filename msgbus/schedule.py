@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from math import isfinite
 from typing import TYPE_CHECKING, final
 
-from msgbus.messages import Event
+from msgbus.messages import Event, metadata_of
 
 if TYPE_CHECKING:
     from msgbus.clock import Clock
@@ -35,6 +37,7 @@ class Schedule:
         self._clock = clock
         self._deliver = deliver
         self._heap: list[_Entry] = []
+        self._by_id: dict[str, list[_Entry]] = {}
         self._order = count()
         self._live = 0
         self._delivering: _Entry | None = None
@@ -49,17 +52,31 @@ class Schedule:
         """Keep `event` for `delay` seconds; the function given back takes it out again."""
         entry = _Entry(self._clock.now() + delay, next(self._order), event)
         heappush(self._heap, entry)
+        self._by_id.setdefault(metadata_of(event).message_id, []).append(entry)
         self._live += 1
         self._see_to_it()
+        return partial(self._cancel, entry)
 
-        def cancel() -> bool:
-            if entry.event is None or entry is self._delivering:
-                return False
-            entry.event = None
-            self._live -= 1
-            return True
+    def remove(self, message_id: str) -> bool:
+        """Take out the event of this id; false if it is not here, or not any more."""
+        cancelled = [self._cancel(entry) for entry in list(self._by_id.get(message_id, ()))]
+        return any(cancelled)
 
-        return cancel
+    def _cancel(self, entry: _Entry) -> bool:
+        if entry.event is None or entry is self._delivering:
+            return False
+        self._forget(entry, entry.event)
+        return True
+
+    def _forget(self, entry: _Entry, event: Event) -> None:
+        message_id = metadata_of(event).message_id
+        entry.event = None
+        self._live -= 1
+        same = self._by_id.get(message_id, [])
+        if entry in same:
+            same.remove(entry)
+        if not same:
+            self._by_id.pop(message_id, None)
 
     def open(self, runtime: Runtime) -> None:
         """Begin to deliver."""
@@ -83,6 +100,7 @@ class Schedule:
                 left.append(entry.event)
                 entry.event = None
         self._heap.clear()
+        self._by_id.clear()
         self._live = 0
         return tuple(left)
 
@@ -105,8 +123,7 @@ class Schedule:
                 heappush(self._heap, entry)
             raise
         else:
-            entry.event = None
-            self._live -= 1
+            self._forget(entry, event)
         finally:
             self._delivering = None
 
@@ -124,3 +141,15 @@ class Schedule:
                 heappop(self._heap)
                 await self._deliver_entry(head, head.event)
         self._task = None
+
+
+def check_delay(delay: float | None) -> float:
+    """Seconds to wait, none for a time in the past.
+
+    Raises:
+        ValueError: It is no number of seconds.
+    """
+    if delay is not None and not isfinite(delay):
+        message = f"delay must be a number of seconds, not {delay}."
+        raise ValueError(message)
+    return max(delay or 0.0, 0.0)

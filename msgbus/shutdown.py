@@ -80,6 +80,8 @@ async def end(core: BusCore, scheduled: tuple[Event, ...]) -> DrainReport:
     leftovers: list[Undelivered] = []
     for lane in core.lanes.values():
         count, queued = lane.end()
+        if lane.is_durable:
+            continue  # still in the journal, and counted as such
         abandoned += count
         leftovers += queued
     if abandoned or scheduled:

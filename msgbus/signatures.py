@@ -107,6 +107,29 @@ def narrowed(
     return message_type
 
 
+def taken(
+    handler: Callable[..., Any], message_type: type[Message]
+) -> tuple[tuple[type[Message], ...], bool]:
+    """The subclasses that the handler's parameter is annotated with, and whether as a list.
+
+    Raises:
+        HandlerSignatureError: It could never be called.
+    """
+    name = handler_name(handler)
+    _check_callable(handler, name, message_type)
+    annotation = _resolve(_parameters(handler, name, message_type)[0], handler)
+    origin = get_origin(annotation)
+    is_list = isinstance(origin, type) and issubclass(list, origin)
+    if is_list:
+        (annotation,) = get_args(annotation)
+    classes = tuple(
+        member
+        for member in _members(annotation)
+        if isinstance(member, type) and issubclass(member, message_type)
+    )
+    return classes or (message_type,), is_list
+
+
 def _check_callable(handler: Callable[..., Any], name: str, message_type: type[Message]) -> None:
     if inspect.isclass(handler):
         text = (

@@ -23,6 +23,7 @@ def snapshot(core: BusCore, *, scheduled: int) -> BusStats:
     """Everything the bus counts."""
     registered = list(core.registry.registrations())
     core.settle_accounts()
+    durable = None if core.durability is None else core.durability.stats()
     return BusStats(
         name=core.config.name,
         state=core.phase.value,
@@ -43,6 +44,8 @@ def snapshot(core: BusCore, *, scheduled: int) -> BusStats:
         active_sessions=len(core.sessions),
         registered_handlers=len(registered),
         scheduled=scheduled,
+        subscriptions={} if durable is None else durable[0],
+        journal=None if durable is None else durable[1],
     )
 
 

@@ -33,8 +33,9 @@ class Equation:
 
     @property
     def holds(self) -> bool:
-        """Whether it is true."""
-        return self.total == sum(value for _, value in self.parts)
+        """Whether it is true; a count below zero is none."""
+        values = [value for _, value in self.parts]
+        return self.total == sum(values) and min(values, default=0) >= 0
 
 
 @final

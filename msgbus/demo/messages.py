@@ -35,8 +35,8 @@ class ShopEvent(DomainEvent):
     """Of the order."""
 
 
-class OrderPlaced(ShopEvent):
-    """An order was paid for."""
+class OrderPlaced(ShopEvent, key="sku"):
+    """An order was paid for. Orders of one article keep their order where that is promised."""
 
     sku: str
     quantity: int

@@ -7,19 +7,21 @@ from contextlib import contextmanager
 from typing import Final
 
 from msgbus.demo.books import BY_THE_BUS, Books, Equation
+from msgbus.demo.durable.folder import Folder
 from msgbus.demo.ledger import CIRCUIT, HICCUP_EVERY
 from msgbus.demo.messages import Card, PlaceOrder
 from msgbus.demo.plan import Plan
+from msgbus.demo.report import HOW_TO, is_possible, write_report
 from msgbus.demo.rush import JOBS, TILLS, Outcome, Till
 from msgbus.demo.shop import CALL_CENTRE, PRINTER, Shop
-from msgbus.errors import MissingExtraError
+from msgbus.demo.tables import equation_line, equation_table, times_table, verdict
+from msgbus.errors import MissingExtraError, MsgBusError
 from msgbus.telemetry.stats import DurationStats
 
 try:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Table
-    from rich.text import Text
 except ImportError as missing:
     package = "rich"
     raise MissingExtraError(package, extra="cli") from missing
@@ -46,18 +48,18 @@ class Screen:
     """The terminal."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False)
+        self.console = Console(highlight=False)
 
     @contextmanager
     def rush(self, plan: Plan) -> Generator[Callable[[Till, Shop], None]]:
         """Show how far things are; gives the function that updates it."""
-        self._console.print(INTRODUCTION.format(orders=len(plan.orders)))
+        self.console.print(INTRODUCTION.format(orders=len(plan.orders)))
         progress = Progress(
             TextColumn("{task.description:14}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
             TextColumn("[dim]{task.fields[note]}[/]"),
-            console=self._console,
+            console=self.console,
         )
         orders = progress.add_task("orders placed", total=len(plan.orders), note="")
         sales = plan.count(Card.GOOD) - sum(
@@ -95,14 +97,14 @@ class Screen:
 
     def report(self, outcome: Outcome, books: Books) -> None:
         """The tables, and the verdict."""
-        print_ = self._console.print
+        print_ = self.console.print
         stats = outcome.stats
         self._print_table("orders", books.orders, {BY_THE_BUS: stats.commands["place_order"]})
         self._print_table("event", books.events, {})
         self._print_table("handler", books.handlers, stats.handlers)
         print_()
         for equation in books.others:
-            print_(_line(equation))
+            print_(equation_line(equation))
         self._print_trouble(outcome, books)
         drain = outcome.drain
         print_(
@@ -112,37 +114,57 @@ class Screen:
             f"stop() finished {drain.handled:,} queued, abandoned {drain.abandoned:,}, "
             f"handed back {len(drain.scheduled):,} delayed."
         )
-        wrong = [equation for equation in books.all if not equation.holds]
-        if wrong:
-            print_(
-                f"[b red]{len(wrong)} of {len(books.all)} equations DO NOT HOLD:[/] "
-                + "; ".join(equation.subject for equation in wrong)
-            )
+        print_(verdict(books.all, "Everything adds up"))
+
+    def end(self, folder: Folder, *, is_wanted: bool) -> None:
+        """The report of the pipeline, or how to get one.
+
+        One that nobody has asked for may fail, and the demo has ended well all the same.
+
+        Raises:
+            MsgBusError: It is wanted, and cannot be made.
+        """
+        if not (is_wanted or is_possible()):
+            self.console.print(f"\n{HOW_TO}", markup=False)
+            return
+        self.console.print(f"\nThe pipeline reads {folder.journal} with Spark ...", markup=False)
+        try:
+            path = write_report(folder)
+        except Exception as error:
+            if is_wanted:
+                raise
+            self.console.print(f"No report this time: {_in_short(error)}", markup=False)
         else:
-            print_(f"[b green]Everything adds up:[/] all {len(books.all)} equations hold.")
+            self.console.print(f"The report is in {path}; open it in a browser.", markup=False)
 
     def _print_trouble(self, outcome: Outcome, books: Books) -> None:
         """Circuits and dead letters, each with its end."""
-        self._console.print("\n[b]what went wrong, and what became of it[/]")
+        self.console.print("\n[b]what went wrong, and what became of it[/]")
         for table in (_circuit(outcome), _letters(outcome)):
             if table.row_count:
-                self._console.print(table, "", sep="\n")
+                self.console.print(table, "", sep="\n")
         for equation in books.trouble:
-            self._console.print(_line(equation))
+            self.console.print(equation_line(equation))
 
     def _print_table(
         self, subject: str, equations: Sequence[Equation], durations: Mapping[str, DurationStats]
     ) -> None:
         """The counts, with the durations beside them if the terminal is wide enough."""
-        table = _table(subject, equations, durations)
-        unbounded = self._console.options.update(max_width=1000)
-        if self._console.measure(table, options=unbounded).maximum <= self._console.width:
-            self._console.print(table)
+        table = equation_table(subject, equations, durations)
+        unbounded = self.console.options.update(max_width=1000)
+        if self.console.measure(table, options=unbounded).maximum <= self.console.width:
+            self.console.print(table)
             return
-        self._console.print(_table(subject, equations, {}))
+        self.console.print(equation_table(subject, equations, {}))
         if durations:
             shown = [one.subject for one in equations if one.subject in durations]
-            self._console.print(_times(subject, {name: durations[name] for name in shown}))
+            self.console.print(times_table(subject, {name: durations[name] for name in shown}))
+
+
+def _in_short(error: Exception) -> str:
+    """The first line; what a JVM says has many."""
+    first = (str(error).splitlines() or [""])[0]
+    return first if isinstance(error, MsgBusError) else f"{type(error).__name__}: {first}"
 
 
 def _circuit(outcome: Outcome) -> Table:
@@ -170,67 +192,3 @@ def _letters(outcome: Outcome) -> Table:
         end = "left to their callers" if answered else "corrected, replayed"
         table.add_row(f"{group.count:,}", group.message_type, group.handler, group.error_type, end)
     return table
-
-
-def _times(subject: str, durations: Mapping[str, DurationStats]) -> Table:
-    """How long it took, as a table of its own."""
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    table.title, table.title_style, table.title_justify = "\nhow long it took", "bold", "left"
-    table.add_column(subject, no_wrap=True)
-    for name in ("p50", "p95", "p99"):
-        table.add_column(name, justify="right", style="cyan", no_wrap=True)
-    for name, stats in durations.items():
-        table.add_row(name, *_percentiles(stats))
-    return table
-
-
-def _table(
-    subject: str, equations: Sequence[Equation], durations: Mapping[str, DurationStats]
-) -> Table:
-    """One line per equation: the total, its parts, whether they agree, and how long it took."""
-    names = [equations[0].total_name, *(name for name, _ in equations[0].parts)]
-    table = Table(
-        box=None,
-        padding=(0, 1, 0, 0),
-        header_style="dim",
-        title=f"\n{names[0]} = {' + '.join(names[1:])}",
-        title_justify="left",
-        title_style="bold",
-    )
-    table.add_column(subject, no_wrap=True)
-    lines = [[equation.total, *(value for _, value in equation.parts)] for equation in equations]
-    for name, numbers in zip(names, zip(*lines, strict=True), strict=True):
-        # On a narrow terminal headings may be folded, but numbers must be read.
-        width = max(len(f"{number:,}") for number in numbers)
-        table.add_column(name, justify="right", min_width=width, overflow="fold")
-    table.add_column("")
-    for name in ("p50", "p95", "p99") if durations else ():
-        table.add_column(name, justify="right", style="cyan", no_wrap=True)
-    for equation, line in zip(equations, lines, strict=True):
-        times = _percentiles(durations.get(equation.subject))
-        shown = (f"{number:,}" for number in line)
-        table.add_row(equation.subject, *shown, _mark(equation), *times)
-    return table
-
-
-def _percentiles(stats: DurationStats | None) -> list[str]:
-    return [] if stats is None else [_seconds(one) for one in (stats.p50, stats.p95, stats.p99)]
-
-
-def _line(equation: Equation) -> Text:
-    parts = " + ".join(f"{value:,} {name}" for name, value in equation.parts)
-    return Text.assemble(
-        _mark(equation),
-        f" {equation.subject}: {equation.total:,} {equation.total_name} = ",
-        parts,
-    )
-
-
-def _mark(equation: Equation) -> Text:
-    return Text("✓", "green") if equation.holds else Text("✗", "bold red")
-
-
-def _seconds(value: float) -> str:
-    if value < 1e-3:
-        return f"{value * 1e6:.3g}µs"
-    return f"{value * 1e3:.3g}ms" if value < 1 else f"{value:.3g}s"

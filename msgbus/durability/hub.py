@@ -5,23 +5,41 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, final
 
 from msgbus.core import Phase
+from msgbus.durability.audience import Audience
+from msgbus.durability.enqueued import CommandQueue
+from msgbus.durability.figures import journal_stats, subscription_stats
+from msgbus.durability.finding import find
 from msgbus.durability.publishing import Publisher
 from msgbus.durability.recording import Recorder
+from msgbus.durability.relaying import Relays
+from msgbus.durability.replaying import Replay
+from msgbus.durability.rounds import Listener
+from msgbus.durability.scheduling import Scheduler
 from msgbus.durability.subscribers import Subscribers
-from msgbus.errors import ConfigurationError
+from msgbus.durability.tickets import TicketDesk
+from msgbus.errors import ConfigurationError, JournalError
 from msgbus.journal.codec import MessageCodec
 from msgbus.journal.opening import open_journal
 from msgbus.journal.port import Journal
 from msgbus.journal.records import AckLevel
 from msgbus.messages import metadata_of
+from msgbus.subscriptions.mode import StartAt
 from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from datetime import datetime
+    from typing import Any
+
     from msgbus.core import BusCore
+    from msgbus.durability.replaying import ReplayReport
     from msgbus.journal.records import Record
     from msgbus.messages import Event, Message
     from msgbus.receipts import PublishReceipt
     from msgbus.registrations import Registration
+    from msgbus.subscription import Subscription
+    from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
 
 
 @final
@@ -40,6 +58,11 @@ class Durability:
         self.recorder = Recorder(self)
         self.publisher = Publisher(self)
         self.subscribers = Subscribers(self)
+        self.scheduler = Scheduler(self)
+        self.tickets = TicketDesk(self)
+        self.commands = CommandQueue(self)
+        self._listener = Listener(self, self.scheduler.wake, self.commands.wake)
+        self.relays = Relays(self)
 
     @property
     def journal(self) -> Journal:
@@ -54,6 +77,15 @@ class Durability:
             self._journal = open_journal(self._url, clock=self.core.clock)
         return self._journal
 
+    @property
+    def level(self) -> AckLevel | None:
+        """What the journal promises, if it is open."""
+        return None if self._journal is None else self._journal.level
+
+    def stats(self) -> tuple[dict[str, SubscriptionStats], JournalStats]:
+        """How durable handlers and the journal stand."""
+        return subscription_stats(self), journal_stats(self)
+
     def decode(self, record: Record) -> Message:
         """The message of a record, which knows where it was recorded.
 
@@ -63,6 +95,46 @@ class Durability:
         message = self.codec.decode(record)
         metadata_of(message).place = (record.offset, record.time)
         return message
+
+    # -- history ---------------------------------------------------------------------------------
+
+    async def replay(
+        self,
+        start: StartAt | int | datetime,
+        to: str | Subscription | Callable[..., Any],
+        *,
+        until: int | datetime | None,
+        names: Collection[str] | None,
+        topic: str | None,
+        emit: bool,
+        stop: bool,
+        rate: float | None,
+        progress: Callable[[ReplayReport], object] | None,
+    ) -> ReplayReport:
+        """As `bus.replay`."""
+        self.core.require_runtime()
+        begin, end = StartAt.of(start), None if until is None else StartAt.of(until)
+        audience = Audience(self, to, names=names, topic=topic)
+        # What was executed before is in the journal before it is read.
+        await self.recorder.flush()
+        last = await self.journal.head()
+        if end is not None:
+            bound = end.offset
+            if end.time is not None:
+                bound = await self.journal.offset_at(end.time) - 1
+            last = min(last, last if bound is None else bound)
+        first = max(await self._first_of(begin), await self.journal.first())
+        replay = Replay(
+            self, audience, first, last, emit=emit, stop=stop, rate=rate, progress=progress
+        )
+        return await replay.run()
+
+    async def _first_of(self, start: StartAt) -> int:
+        if start.is_latest:
+            return await self.journal.head() + 1
+        if start.time is not None:
+            return await self.journal.offset_at(start.time)
+        return start.offset or 0
 
     # -- handlers --------------------------------------------------------------------------------
 
@@ -75,6 +147,7 @@ class Durability:
         """A handler has been registered."""
         if self.core.phase is Phase.RUNNING:
             self.subscribers.start_soon(registration)
+            self.commands.handlers_changed()
 
     def is_durable(self, registration: Registration) -> bool:
         """Whether a handler reads the journal instead of being handed what is published."""
@@ -82,7 +155,11 @@ class Durability:
 
     async def schedule(self, event: Event, delay: float, *, handlers: int) -> PublishReceipt:
         """Keep an event in the journal until its time has come."""
-        raise NotImplementedError
+        return await self.scheduler.add(event, delay, handlers=handlers)
+
+    async def unschedule(self, message_id: str) -> bool:
+        """Take back an event that is not published yet, or a command that nobody has begun."""
+        return await self.scheduler.remove(message_id) or await self.commands.remove(message_id)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -98,6 +175,10 @@ class Durability:
         await self._say_what_is_there()
         self.recorder.open(runtime)
         await self.subscribers.start()
+        self.scheduler.open(runtime)
+        self.commands.open(runtime)
+        self._listener.open(runtime)
+        self.relays.open(runtime)
 
     def _check_level(self) -> None:
         wanted = self.core.config.require_ack
@@ -109,22 +190,26 @@ class Durability:
             raise ConfigurationError(message)
 
     async def _say_what_is_there(self) -> None:
-        head = await self.journal.head()
-        cursors = await self.journal.cursors()
+        found = await find(self)
         log.info(
             "journal_opened",
             bus=self.core.config.name,
             journal=self._url or repr(self._journal),
-            messages_up_to=head,
-            subscriptions=len(cursors),
-            behind=sum(max(head - cursor.offset, 0) for cursor in cursors),
-            in_doubt=sum(max(cursor.fetched - cursor.offset, 0) for cursor in cursors),
-            next_due=await self.journal.next_due(),
+            messages_up_to=found.head,
+            subscriptions=found.subscriptions,
+            behind=found.behind,
+            in_doubt=found.in_doubt,
+            unclean=found.unclean,
+            unattended=found.unattended,
+            scheduled=found.scheduled,
+            overdue=found.overdue,
+            next_due=found.next_due,
+            enqueued=found.enqueued,
         )
 
     def busy(self) -> list[str]:
-        """Durable handlers that have not caught up with what this bus has published."""
-        names: list[str] = []
+        """Durable handlers and enqueued commands that are not done with what there is."""
+        names = self.commands.busy()
         for handler in self.subscribers:
             progress = handler.progress()
             if progress is not None and handler.is_active and progress.lag:
@@ -134,28 +219,50 @@ class Durability:
     async def caught_up(self) -> None:
         """Wait until every durable handler has done all that there is now.
 
-        What they publish meanwhile counts too; what others append does not. When the bus
+        So it is with delayed events and enqueued commands that are due, if they are handled
+        here. What they publish meanwhile counts too; what others append does not. When the bus
         stops, only those are waited for that work here and get on.
         """
         for handler in self.subscribers:
             if handler.starting is not None:
                 await handler.starting.wait()
+        if self._journal is None and not self.core.accepting:
+            return  # it could not be opened, which is told by whoever tried
         target = await self.journal.head()
         while True:
+            await self.scheduler.caught_up()
+            await self.commands.caught_up()
             for handler in self.subscribers:
                 wanted = handler.is_active or self.core.accepting
                 if handler.subscription is not None and wanted:
                     await handler.subscription.caught_up(target)
-            if self.publisher.appended <= target:
+            if self.publisher.appended <= target and await self.commands.is_idle():
                 break
-            target = self.publisher.appended
+            target = max(target, self.publisher.appended)
         await self.recorder.flush()
 
     async def stop(self) -> int:
-        """Write all cursors; how many pairs, at most, are left for the next start."""
+        """Write all cursors; how many pairs, at most, are left for the next start.
+
+        Delayed events and enqueued commands that are handled here are among them.
+        """
+        await self.relays.close()
+        await self._listener.stop()
+        await self.scheduler.stop()
+        await self.commands.stop()
         await self.subscribers.close()
         stands = [handler.progress() for handler in self.subscribers]
-        return sum(one.lag + one.scheduled for one in stands if one is not None)
+        behind = sum(one.lag + one.scheduled for one in stands if one is not None)
+        return behind + await self._waiting()
+
+    async def _waiting(self) -> int:
+        if self._journal is None:
+            return 0  # it could not be opened
+        try:
+            return await self.commands.count() + await self.scheduler.recount()
+        except JournalError as error:
+            log.error("journal_failed", bus=self.core.config.name, error=redact_exception(error))
+            return 0
 
     async def close(self) -> None:
         """Write what is buffered, and let go of a journal that this bus has opened."""
@@ -166,3 +273,4 @@ class Durability:
         finally:
             if self._url is not None:
                 await self._journal.close()
+                self.tickets.close()

@@ -40,12 +40,19 @@ class Recorder:
         self._limit = hub.core.config.record_buffer
         self._what = hub.core.config.record
         self._operations: list[Operation] = []
+        self._commands = 0
+        """How many of them are commands."""
         self._writing = 0
         self._task: Task | None = None
         self._waker: Waker | None = None
         self._news: list[anyio.Event] = []
         self.failures = 0
         """Times that the journal could not be written; tried again each time."""
+
+    @property
+    def backlog(self) -> int:
+        """What waits to be written, or is being written."""
+        return len(self._operations) + self._writing
 
     # -- what is recorded ------------------------------------------------------------------------
 
@@ -103,6 +110,7 @@ class Recorder:
             )
             return
         meta.place = (0, now)
+        self._commands += 1
         self.add(Append(record))
 
     def _delivered(
@@ -113,10 +121,12 @@ class Recorder:
         began: float,
         error: BaseException | None,
     ) -> None:
+        frame = current_frame.get()
+        if frame is not None and frame.is_replay:
+            return  # history is looked at, not made
         clock = self._hub.core.clock
         ended = clock.time()
         run = clock.now() - began
-        frame = current_frame.get()
         attempt = 1 if frame is None else frame.attempt
         text = None if error is None else redact_exception(error)
         # A copy was handed to a batch handler that may have emptied it: the frame has them all.
@@ -140,15 +150,23 @@ class Recorder:
         if self._waker is not None and len(self._operations) == 1:
             self._waker.wake()
 
+    def take_causes(self) -> list[Operation]:
+        """What waits, if there are commands in it, to be written before what they caused."""
+        return self.take() if self._commands else []
+
     def take(self) -> list[Operation]:
-        """What waits, to be written by whoever writes anyway: causes before effects."""
+        """What waits, up to one group of it."""
         taken = self._operations[:GROUP]
         del self._operations[:GROUP]
+        self._commands -= _commands(taken)
+        # Like with like: a journal writes a run of the same kind in one go.
+        taken.sort(key=_is_delivery)
         return taken
 
     def give_back(self, operations: list[Operation]) -> None:
         """What was taken could not be written."""
         self._operations[:0] = operations
+        self._commands += _commands(operations)
 
     async def room(self) -> None:
         """Wait until the buffer is below its limit."""
@@ -203,6 +221,7 @@ class Recorder:
                     error=redact_exception(error),
                 )
                 self._operations.clear()
+                self._commands = 0
 
     async def _write_group(self) -> None:
         operations = self.take()
@@ -213,6 +232,7 @@ class Recorder:
                 await self._hub.journal.commit(operations)
         except JournalError as error:
             self.give_back(operations)
+            self._writing = 0
             self.failures += 1
             log.error(
                 "journal_not_written",
@@ -229,6 +249,14 @@ class Recorder:
         news, self._news = self._news, []
         for event in news:
             event.set()
+
+
+def _is_delivery(operation: Operation) -> bool:
+    return type(operation) is AddDelivery
+
+
+def _commands(operations: list[Operation]) -> int:
+    return sum(type(one) is Append for one in operations)
 
 
 def _outcome(error: BaseException) -> Outcome:

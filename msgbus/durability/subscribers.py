@@ -19,7 +19,7 @@ from msgbus.errors import (
 )
 from msgbus.journal.codec import RawMessage
 from msgbus.journal.records import Kind, Record
-from msgbus.messages import Event, SystemEvent
+from msgbus.messages import Event, SystemEvent, metadata_of
 from msgbus.queue import Gated
 from msgbus.subscriptions.config import SubscriptionConfig
 from msgbus.subscriptions.progress import Standing
@@ -37,10 +37,12 @@ if TYPE_CHECKING:
 class HandedOver:
     """One record in the hands of a lane: to be awaited."""
 
-    __slots__ = ("_done", "_error", "_name")
+    __slots__ = ("_done", "_error", "_handler")
 
-    def __init__(self, name: str, item: Gated | None, error: Exception | None = None) -> None:
-        self._name = name
+    def __init__(
+        self, handler: DurableHandler, item: Gated | None, error: Exception | None = None
+    ) -> None:
+        self._handler = handler
         self._error = error
         self._done = anyio.Event()
         if item is not None:
@@ -49,8 +51,11 @@ class HandedOver:
             self._done.set()
 
     def _end(self, item: Gated) -> None:
-        if not item.is_handled:
-            ended = BusClosedError(f"The bus stopped before {self._name} was done with it.")
+        message_id = metadata_of(item.event).message_id
+        is_acknowledged = message_id in self._handler.acknowledged
+        self._handler.acknowledged.discard(message_id)
+        if not item.is_handled and not is_acknowledged:
+            ended = BusClosedError(f"The bus stopped before {self._handler.name} was done with it.")
             self._error = item.error if isinstance(item.error, Exception) else ended
         self._done.set()
 
@@ -76,8 +81,16 @@ class DurableHandler:
         self.config = config
         self.subscription: DurableSubscription | None = None
         """There once the bus has started."""
+        self.acknowledged: set[str] = set()
+        """Messages in hand that a transaction has acknowledged, whatever becomes of the try."""
         self.starting: anyio.Event | None = None
         """Set when a start that was begun while the bus runs has come to its end."""
+
+    @property
+    def names(self) -> WireNames | None:
+        """The wire names that it reads; `None` for all."""
+        message_type = self.registration.message_type
+        return None if message_type is Event else WireNames(message_type, self._hub.codec)
 
     @property
     def epoch(self) -> int | None:
@@ -100,24 +113,35 @@ class DurableHandler:
         Raises:
             CursorError: How far it came cannot be read.
         """
-        registration = self.registration
-        every = registration.message_type is Event
         subscription = DurableSubscription(
             self._hub.journal,
             self.name,
             self,
-            self.config,
-            names=None if every else WireNames(registration.message_type, self._hub.codec),
-            matches=self._wants,
+            self._final_config(),
+            names=self.names,
+            matches=self.wants,
             clock=self._hub.core.clock,
         )
-        if every:
+        if self.names is None:
             # For the classes to be known by the time their records are read.
             len(WireNames(Event, self._hub.codec))
         await subscription.start()
         self.subscription = subscription
 
-    def _wants(self, record: Record) -> bool:
+    def _final_config(self) -> SubscriptionConfig:
+        retry = self.config.retry
+        if "retry" not in (self.registration.subscription or {}):
+            # Asked now and not before: policies may be set until the bus starts.
+            retry = self._hub.core.bus.retry_tiers(self.registration)
+        # What cannot be decoded now will not be decoded later.
+        hopeless = (*retry.give_up_on, StoredMessageError)
+        retry = retry.model_copy(update={"give_up_on": hopeless})
+        # The handler is in this process and cut off when its time is up, so the engine need
+        # not wonder whether an answer will come.
+        return self.config.model_copy(update={"retry": retry, "ack_timeout": None})
+
+    def wants(self, record: Record) -> bool:
+        """Whether a record of one of its names is for it."""
         pattern = self.registration.pattern
         if record.kind is not Kind.EVENT:
             return False
@@ -131,11 +155,11 @@ class DurableHandler:
         try:
             event = self._decode(record)
         except StoredMessageError as error:
-            return HandedOver(self.name, None, error)
+            return HandedOver(self, None, error)
         core = self._hub.core
         lane = core.lane_of(self.registration, None)
         item = Gated(event, None, (), attempt=attempt)
-        handed = HandedOver(self.name, item)
+        handed = HandedOver(self, item)
         # One pair that no publish of this process may have counted.
         core.ledger.event(type(event).__name__).pairs += 1
         lane.queue.push(item)
@@ -170,6 +194,10 @@ class Subscribers:
         """The durable side of a handler, if it has one."""
         return self._handlers.get(registration)
 
+    def named(self, name: str) -> DurableHandler | None:
+        """The durable handler of this name in the journal."""
+        return next((one for one in self._handlers.values() if one.name == name), None)
+
     # -- registering -----------------------------------------------------------------------------
 
     def accept(self, registration: Registration, session_id: str | None) -> Registration:
@@ -182,7 +210,7 @@ class Subscribers:
         if not self._is_to_be_durable(registration, session_id):
             return registration
         name = _name(registration)
-        if any(handler.name == name for handler in self._handlers.values()):
+        if self.named(name) is not None:
             message = (
                 f"Two durable handlers are called {name!r} in the journal, and would share one "
                 f'place in it. Give one another name: durable="...".'
@@ -195,9 +223,6 @@ class Subscribers:
             concurrency=1 if registration.batch else config.max_in_flight,
             timeout=timeout,
         )
-        # The handler is in this process: it is cut off when its time is up, so the engine
-        # need not wonder whether an answer will come.
-        config = config.model_copy(update={"ack_timeout": None})
         handler = DurableHandler(self._hub, registration, name, config)
         self._handlers[registration] = handler
         return registration
@@ -230,10 +255,8 @@ class Subscribers:
         if registration.batch:
             in_flight = (registration.queue or self._hub.core.config.queue).batch_size
         options.setdefault("max_in_flight", in_flight)
-        if "retry" not in options:
-            options["retry"] = self._hub.core.bus.retry_tiers(registration)
         try:
-            config = SubscriptionConfig(**options)
+            return SubscriptionConfig(**options)
         except ValidationError as error:
             faults = "; ".join(
                 f"{'.'.join(str(part) for part in fault['loc']) or 'options'}: {fault['msg']}"
@@ -242,10 +265,6 @@ class Subscribers:
             known = ", ".join(SubscriptionConfig.model_fields)
             message = f"Durable handler {name!r}: {faults}. Its options are: {known}."
             raise ConfigurationError(message) from None
-        # What cannot be decoded now will not be decoded later.
-        hopeless = (*config.retry.give_up_on, StoredMessageError)
-        retry = config.retry.model_copy(update={"give_up_on": hopeless})
-        return config.model_copy(update={"retry": retry})
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -268,7 +287,6 @@ class Subscribers:
         except MsgBusError as error:
             log.error(
                 "subscription_failed",
-                bus=self._hub.core.config.name,
                 subscription=handler.name,
                 error=redact_exception(error),
             )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from msgbus.durability.hub import Durability
     from msgbus.durability.publishing import Placed
+    from msgbus.durability.subscribers import DurableHandler
     from msgbus.messages import Event
 
 
@@ -49,6 +50,7 @@ class Transaction:
         self.hub = hub
         self._operations: list[Operation] = []
         self._events: list[tuple[Event, Frame | None]] = []
+        self._acknowledged: list[tuple[DurableHandler, str]] = []
         self._is_open = False
         self._token: Token[Transaction | None] | None = None
         self.receipts: list[PublishReceipt] = []
@@ -59,6 +61,11 @@ class Transaction:
         self._require_open()
         self._operations.append(Sql(statement, parameters))
         return _DONE
+
+    def add(self, *operations: Operation) -> None:
+        """For the bus's parts: have something else written when the block ends."""
+        self._require_open()
+        self._operations += operations
 
     async def publish(self, event: Event) -> PublishReceipt:
         """Have `event` published when the block ends; `bus.publish` in the block does this.
@@ -74,7 +81,9 @@ class Transaction:
     def acknowledge(self) -> None:
         """In a durable handler: commit, with all this, that its message is handled.
 
-        A crash afterwards then repeats nothing, if the subscription is `idempotent`.
+        From the end of the block on it is done: what the handler raises then is logged and
+        not tried again, and a crash repeats nothing if the subscription is `idempotent`. In
+        a replay this does nothing.
 
         Raises:
             BusStateError: Not called in a durable handler.
@@ -82,11 +91,14 @@ class Transaction:
         self._require_open()
         frame = current_frame.get()
         while frame is not None:
+            if frame.is_replay:
+                return  # it was acknowledged in its time
             handler = self.hub.subscribers.of(frame.owner.registration)
             if handler is not None and frame.events is None:
                 message_id = metadata_of(frame.message).message_id
                 self._operations.append(Fence(handler.name, handler.epoch))
                 self._operations.append(Mark(handler.name, message_id))
+                self._acknowledged.append((handler, message_id))
                 return
             frame = frame.parent
         message = "There is no message to acknowledge: this is not inside a durable handler."
@@ -130,6 +142,8 @@ class Transaction:
                 one.refused()
             raise
         self.receipts = await self.hub.publisher.commit(self._operations, placed)
+        for handler, message_id in self._acknowledged:
+            handler.acknowledged.add(message_id)
 
     async def _place(self, event: Event, outer: Frame | None, *, may_wait: bool) -> Placed:
         publisher = self.hub.publisher

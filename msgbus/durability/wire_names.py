@@ -45,3 +45,20 @@ def _names(message_type: type[Message], codec: MessageCodec) -> Iterator[str]:
     for subclass in message_type.__subclasses__():
         yield from _names(subclass, codec)
     yield from codec.other_names(message_type)
+
+
+def type_named(name: str, base: type[Message], codec: MessageCodec) -> type[Message] | None:
+    """The class of this wire name below `base`, if this process has one; it becomes known."""
+    known = codec.type_of(name)
+    if known is None:
+        known = _find(name, base)
+        if known is not None:
+            codec.learn(known)
+    return known
+
+
+def _find(name: str, base: type[Message]) -> type[Message] | None:
+    if base.__wire__.name == name:
+        return base
+    below = (_find(name, subclass) for subclass in base.__subclasses__())
+    return next((found for found in below if found is not None), None)

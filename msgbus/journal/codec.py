@@ -11,10 +11,10 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from msgbus.errors import ConfigurationError, StoredMessageError
 from msgbus.journal.records import Kind, Record
-from msgbus.journal.upcasting import missing_upcasters, upcast
 from msgbus.messages import Command, Message, metadata_of, set_meta
 from msgbus.metadata import NO_HEADERS, Metadata
 from msgbus.telemetry.redaction import redact_exception
+from msgbus.upcasting import missing_upcasters, upcast
 
 
 class PayloadCodec(Protocol):
@@ -88,6 +88,10 @@ class MessageCodec:
     def knows(self, name: str) -> bool:
         """Whether there is a class of this wire name."""
         return name in self._types or name in self._seen
+
+    def type_of(self, name: str) -> type[Message] | None:
+        """The class of this wire name, if it is known."""
+        return self._types.get(name)
 
     def encode(self, message: Message, *, time: float) -> Record:
         """The record of a message, recorded at `time` (seconds since the epoch).

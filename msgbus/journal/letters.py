@@ -9,22 +9,20 @@ from typing import Protocol, TypeVar, final, runtime_checkable
 
 import anyio
 
-from msgbus.errors import ConfigurationError, DeadLetterStoreError, JournalError
+from msgbus.errors import ConfigurationError, DeadLetterStoreError, JournalError, MsgBusError
 from msgbus.journal.mailbag import Mailbag
 from msgbus.journal.port import Journal
-from msgbus.resilience.claims import Claim
-from msgbus.resilience.letter_room import Room, check_sizes, release, tell
+from msgbus.resilience.letter_room import tell
 from msgbus.resilience.letter_rows import LetterRows
 from msgbus.resilience.letters import DeadLetterEntry
 from msgbus.resilience.stores import (
     LetterFilter,
-    LetterGroup,
-    LetterPage,
     Notice,
     Overflow,
-    Record,
 )
+from msgbus.resilience.table_store import TableStore
 from msgbus.runtime import current_runtime
+from msgbus.telemetry.redaction import redact_exception
 
 T = TypeVar("T")
 
@@ -47,7 +45,7 @@ class LetterJournal(Protocol):
 
 
 @final
-class JournalDeadLetterStore:
+class JournalDeadLetterStore(TableStore):
     """Keeps dead letters in a journal, where durable subscriptions keep theirs.
 
     Both are found, replayed, edited and discarded here. What a subscription gives up is written
@@ -57,8 +55,8 @@ class JournalDeadLetterStore:
     Close it before its journal. The journal is not closed by it.
 
     Args:
-        journal: The journal, or a function that gives it; that may give `None` as long as the
-            journal is not open. Letters that come before wait for it.
+        journal: The journal, or a function that gives it when it is first needed; that may give
+            `None` as long as there is none. Letters that come before wait for it.
         max_size: Letters to keep in the journal; no bound unless given.
         overflow: What is done with one letter too many, in the journal or on the way to it.
         buffer: Letters that may wait to be written.
@@ -75,16 +73,13 @@ class JournalDeadLetterStore:
         *,
         buffer: int = 10_000,
     ) -> None:
-        check_sizes(max_size=max_size, buffer=buffer)
-        self.max_size = max_size
-        self.overflow = Overflow(overflow)
-        self._found = (lambda: journal) if isinstance(journal, Journal) else journal
-        self._room = Room(max_size, self.overflow)
-        self._listeners: list[Callable[[Notice], None]] = []
+        super().__init__(max_size, overflow, buffer)
+        self._known: Journal | None = journal if isinstance(journal, Journal) else None
+        self._find = (lambda: journal) if isinstance(journal, Journal) else journal
         self._bag = Mailbag(
             self._keep_all,
             self._tell,
-            lambda: self._found() is not None,
+            self._is_ready,
             buffer=buffer,
             overflow=self.overflow,
         )
@@ -95,10 +90,6 @@ class JournalDeadLetterStore:
         """Hand a letter over to be written; why not, if it is refused at once."""
         return "the store is closed" if self._is_closed else self._bag.add(letter)
 
-    def listen(self, listener: Callable[[Notice], None]) -> None:
-        """Tell about every letter that is dropped or refused, from whichever thread."""
-        self._listeners.append(listener)
-
     async def open(self) -> None:
         """Write what has waited, on this event loop from now on.
 
@@ -108,6 +99,7 @@ class JournalDeadLetterStore:
         """
         self._is_closed = self._bag.is_closing = False
         self._bag.runtime = current_runtime()
+        self._known = None  # a bus that was started again has another one
         await self._asked(LetterRows.head)
 
     async def flush(self) -> None:
@@ -124,77 +116,39 @@ class JournalDeadLetterStore:
         """Flush. The journal stays open; the store may be opened again."""
         self._is_closed = self._bag.is_closing = True
         with anyio.CancelScope(shield=True):
-            if self._found() is None:
-                self._bag.refuse_all("its journal was never opened")
-            await self.flush()
+            try:
+                await self.flush()
+            except MsgBusError as error:  # there is no journal to write to
+                self._bag.refuse_all(redact_exception(error))
         self.size()  # the last that can be known once the journal is closed
         self._bag.runtime = None
 
-    async def get(self, letter_id: str) -> DeadLetterEntry | None:
-        """One letter."""
-        record = await self._asked(lambda rows: rows.get(letter_id))
-        return None if record is None else record.letter
-
-    async def page(
-        self, which: LetterFilter, *, after: str | None = None, limit: int = 100
-    ) -> LetterPage:
-        """At most `limit` letters behind the cursor `after`."""
-        return await self._asked(lambda rows: rows.page(which, after, limit))
-
-    async def count(self, which: LetterFilter) -> int:
-        """How many there are."""
-        return await self._asked(lambda rows: rows.count(which))
-
     def size(self) -> int:
-        """How many dead letters are in the journal; the last number known once it is closed."""
-        journal = self._found()
+        """How many dead letters are in the journal; the last number known once it is closed.
+
+        Opens nothing: 0 before the first use.
+        """
+        journal = self._known
         if isinstance(journal, LetterJournal):
             with suppress(JournalError, sqlite3.Error):
                 self._last_size = journal.read_letters_now(lambda rows: rows.count(LetterFilter()))
         return self._last_size
 
-    async def groups(self, which: LetterFilter) -> Sequence[LetterGroup]:
-        """Letters by error type, handler and message type; the largest group first."""
-        return await self._asked(lambda rows: rows.groups(which))
-
-    async def head(self) -> str:
-        """The place of the newest letter."""
-        return str(await self._asked(LetterRows.head))
-
-    async def change(
-        self,
-        letter_id: str,
-        step: Callable[[Record], Record],
-        *,
-        successor: DeadLetterEntry | None = None,
-    ) -> DeadLetterEntry | None:
-        """Replace one record by what `step` makes of it; `None` if there is none."""
-        letter, dropped = await self._written(
-            lambda rows: self._room.change(rows, letter_id, step, successor)
-        )
-        tell(self._listeners, dropped)
-        return letter
-
-    async def release(self, is_void: Callable[[Claim], bool]) -> int:
-        """Make every letter dead again whose claim is void; how many."""
-        return await self._written(lambda rows: release(rows, is_void))
-
-    async def put(self, letters: Sequence[DeadLetterEntry]) -> int:
-        """Add those whose ids are new, all or none; how many were.
-
-        Raises:
-            DeadLetterStoreError: They do not fit.
-        """
-        number, dropped = await self._written(
-            lambda rows: self._room.put(rows, letters, self._found())
-        )
-        tell(self._listeners, dropped)
-        return number
-
     # -- inside ----------------------------------------------------------------------------------
 
+    @property
+    def _place(self) -> object:
+        return self._known
+
+    def _is_ready(self) -> bool:
+        try:
+            self._known = self._known or self._find()
+        except MsgBusError:  # said once more when it is closed
+            return False
+        return self._known is not None
+
     def _journal(self) -> LetterJournal:
-        journal = self._found()
+        journal = self._known = self._known or self._find()
         if journal is None:
             raise DeadLetterStoreError(
                 "The journal of these dead letters is not open yet. Start the bus first."

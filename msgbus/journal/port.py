@@ -221,6 +221,10 @@ class Journal(Protocol):
         """How an enqueued command stands."""
         ...
 
+    async def tickets(self, message_ids: Iterable[str]) -> list[TicketRow]:
+        """How several of them stand; those that were never enqueued are left out."""
+        ...
+
     # -- leases ------------------------------------------------------------------------------
 
     async def acquire(self, name: str, holder: str, *, seen: Lease | None = None) -> Lease:

@@ -254,7 +254,13 @@ class TableJournal(ABC):
 
     async def ticket(self, message_id: str) -> TicketRow | None:
         """How an enqueued command stands."""
-        return await self._read(lambda connection: reads.ticket(connection, message_id))
+        found = await self.tickets([message_id])
+        return found[0] if found else None
+
+    async def tickets(self, message_ids: Iterable[str]) -> list[TicketRow]:
+        """How several of them stand; those that were never enqueued are left out."""
+        wanted = list(message_ids)
+        return await self._read(lambda connection: reads.tickets(connection, wanted))
 
     # -- leases ------------------------------------------------------------------------------
 

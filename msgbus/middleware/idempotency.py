@@ -172,6 +172,8 @@ class IdempotencyMiddleware:
         if key is None:
             return None
         frame = current_frame.get()
+        if frame is not None and frame.is_replay:
+            return None  # it is shown again on purpose
         # Not its name, which two handlers may share; and weak, as its session may end.
         handler = None if frame is None else weakref.ref(frame.owner.registration)
         return _Place(handler, key)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from msgbus.resilience.retry import Trouble
     from msgbus.results import CommandResult, FailedResult
     from msgbus.session import BusSession
+    from msgbus.subscriptions.config import RetryTiers
 
 
 DEFAULT_RETRY: Final = RetryConfig()
@@ -192,8 +193,8 @@ class ResilientMessageBus(MessageBus):
         # Not at the top: a bus without a journal does not pay for one.
         from msgbus.journal.letters import JournalDeadLetterStore
 
-        # Asked for when it is needed: a journal is opened when the bus starts.
-        return JournalDeadLetterStore(lambda: getattr(self, "journal", None))
+        # Asked for when it is needed: a journal is opened at the first use.
+        return JournalDeadLetterStore(lambda: self.journal)
 
     async def start(self) -> None:
         """As on every bus; opens the dead letters first.
@@ -215,6 +216,7 @@ class ResilientMessageBus(MessageBus):
         """Write what died on the way, while there is a journal to write to."""
         if self._letters is not None:
             await self._letters.store.flush()
+            self._letters.store.size()  # the last that can be known
 
     async def stop(self, timeout: float | None = 30.0) -> DrainReport:
         """As on every bus; what died on the way is safe in its store when this returns."""
@@ -233,7 +235,12 @@ class ResilientMessageBus(MessageBus):
         return result
 
     def event_failed(self, lane: Lane, event: Event, error: BaseException) -> None:
-        """Keep an event that its handler could not handle."""
+        """Keep an event that its handler could not handle.
+
+        Of durable handlers the journal decides: another try, or a dead letter.
+        """
+        if lane.is_durable:
+            return
         frame = current_frame.get()
         if frame is not None and not _is_about(frame, event):
             frame = None  # this event failed before its handler was called
@@ -327,6 +334,22 @@ class ResilientMessageBus(MessageBus):
             call = marking(call)
         return core.wrap(registration, call, "message")
 
+    def retry_tiers(self, registration: Registration) -> RetryTiers:
+        """How often a durable handler tries again: as its policy says.
+
+        A policy that cannot be kept in a journal is followed in the process, around each
+        delivery.
+        """
+        from msgbus.subscriptions.config import RetryTiers
+
+        return self._tiers(registration) or RetryTiers(max_attempts=1)
+
+    def _tiers(self, registration: Registration) -> RetryTiers | None:
+        from msgbus.subscriptions.tiers import tiers_of
+
+        retry = self._policies.of(registration).retry
+        return None if retry is None else tiers_of(retry)
+
     def is_retried(self, registration: Registration) -> bool:
         """Whether a failed list is tried again by its policy, and not by its worker."""
         return self._policies.of(registration).retry is not None
@@ -341,6 +364,9 @@ class ResilientMessageBus(MessageBus):
 
     def _make_guard(self, registration: Registration, session: BusSession | None) -> Guard:
         policy = self._policies.of(registration)
+        if self._core.is_durable(registration) and self._tiers(registration) is not None:
+            # Its subscription tries again, and still knows after a restart how often it has.
+            policy = replace(policy, retry=None)
         circuit: CircuitBreaker | None = None
         if policy.breaker is not None:
             circuit = self._circuits.of(registration, policy.breaker, is_own=session is not None)

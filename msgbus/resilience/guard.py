@@ -137,7 +137,7 @@ class Guard:
         frame = _frame()
         context = context_of(frame)
         trouble = context.trouble = trouble_now(self._clock)
-        if self.retry is None:
+        if self.retry is None or frame.is_retried_later:
             trouble.reason = "no retry"
             raise error
         del context.emitted[context.kept :]  # it speaks of something that did not happen

@@ -19,6 +19,7 @@ from msgbus.resilience.letters import (
     letter_id_of,
     merged,
     message_class,
+    todays_payload,
 )
 from msgbus.telemetry.redaction import redact_exception
 
@@ -56,7 +57,7 @@ def _changed(letter: DeadLetterEntry, changes: Mapping[str, Any]) -> Message:
         raise LetterEditError(f"{cls.__name__} {what}. Its fields are: {known}.", fields=unknown)
     try:
         message = cls.model_validate_json(
-            merged(letter.payload, changes), by_name=True, by_alias=False
+            merged(todays_payload(letter, cls), changes), by_name=True, by_alias=False
         )
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)

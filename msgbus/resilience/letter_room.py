@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from typing import final
 
-from msgbus.errors import ConfigurationError, DeadLetterStoreError
+from msgbus.errors import DeadLetterStoreError
 from msgbus.resilience.claims import Claim
 from msgbus.resilience.letter_rows import LetterRows
 from msgbus.resilience.letters import DONE, DeadLetterEntry, LetterStatus
@@ -111,17 +111,6 @@ class Room:
                 dropped += notices
                 number += 1
         return number, dropped
-
-
-def check_sizes(*, max_size: int | None, buffer: int) -> None:
-    """Look at the options of a store.
-
-    Raises:
-        ConfigurationError: One of them is not above 0.
-    """
-    for name, value in (("max_size", max_size), ("buffer", buffer)):
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{name} is {value}; it must be above 0.")
 
 
 def release(rows: LetterRows, is_void: Callable[[Claim], bool]) -> int:

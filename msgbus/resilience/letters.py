@@ -18,6 +18,7 @@ from msgbus.messages import Command, Message, metadata_of, set_meta
 from msgbus.metadata import NO_HEADERS, Metadata
 from msgbus.resilience.tracebacks import stored_traceback
 from msgbus.telemetry.redaction import redact, redact_exception
+from msgbus.upcasting import missing_upcasters, upcast
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _MASK: Final = '"**********"'  # what pydantic writes for a secret
@@ -265,7 +266,8 @@ def decoded(letter: DeadLetterEntry) -> Message:
     Raises:
         UnreadableLetterError: Its class is not imported, or does not take its fields.
     """
-    message = validated(letter, message_class(letter), letter.payload)
+    cls = message_class(letter)
+    message = validated(letter, cls, todays_payload(letter, cls))
     set_meta(
         message,
         Metadata(
@@ -280,6 +282,25 @@ def decoded(letter: DeadLetterEntry) -> Message:
         ),
     )
     return message
+
+
+def todays_payload(letter: DeadLetterEntry, cls: type[Message]) -> str:
+    """A letter's payload, brought up to the class of today if it has all upcasters for that.
+
+    Raises:
+        UnreadableLetterError: An upcaster failed.
+    """
+    if letter.version >= cls.__wire__.version or missing_upcasters(cls, letter.version):
+        return letter.payload
+    try:
+        return json.dumps(upcast(cls, json.loads(letter.payload), letter.version))
+    except Exception as error:  # the border to user code
+        raise UnreadableLetterError(
+            letter.message_type,
+            letter.letter_id,
+            f"an upcaster of {cls.__name__} failed on its version {letter.version}: "
+            f"{redact_exception(error)}. Mend the upcaster; the letter stays as it is.",
+        ) from error
 
 
 def validated(letter: DeadLetterEntry, cls: type[Message], payload: str) -> Message:

@@ -44,6 +44,9 @@ async def redeliver(core: BusCore, message: Message, handler: str) -> Exception 
 
 
 def _lane_of(core: BusCore, event: Event, handler: str) -> Lane | None:
+    durable = None if core.durability is None else core.durability.subscribers.named(handler)
+    if durable is not None:
+        return core.lane_of(durable.registration, None)
     session = core.sessions.get(event.session_id) if event.session_id else None
     session_id = None if session is None else session.session_id
     for registration in core.registry.event_handlers(type(event), session_id):

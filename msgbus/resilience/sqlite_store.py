@@ -17,26 +17,23 @@ import anyio.to_thread
 
 from msgbus.errors import DeadLetterStoreError, MsgBusError
 from msgbus.resilience import sqlite_schema as schema
-from msgbus.resilience.claims import Claim
-from msgbus.resilience.letter_room import Room, check_sizes, release, tell
+from msgbus.resilience.letter_room import Room, tell
 from msgbus.resilience.letter_rows import LetterRows
 from msgbus.resilience.letters import DeadLetterEntry
 from msgbus.resilience.sqlite_writer import Writer
 from msgbus.resilience.stores import (
     LetterFilter,
-    LetterGroup,
-    LetterPage,
     Notice,
     Overflow,
-    Record,
 )
+from msgbus.resilience.table_store import TableStore
 from msgbus.runtime import current_runtime
 
 T = TypeVar("T")
 
 
 @final
-class SqliteDeadLetterStore:
+class SqliteDeadLetterStore(TableStore):
     """Keeps dead letters in a SQLite file (WAL, fsync at each commit).
 
     `add` hands a letter to a thread and returns: it never waits for the disk. A letter is safe
@@ -63,14 +60,10 @@ class SqliteDeadLetterStore:
         buffer: int = 10_000,
         timeout: float = 5.0,
     ) -> None:
-        check_sizes(max_size=max_size, buffer=buffer)
+        super().__init__(max_size, overflow, buffer)
         self.path = Path(path).absolute()
-        self.max_size = max_size
-        self.overflow = Overflow(overflow)
         self._buffer = buffer
         self._timeout = timeout
-        self._listeners: list[Callable[[Notice], None]] = []
-        self._room = Room(max_size, self.overflow)
         self._starting = threading.Lock()
         self._writer: Writer | None = None
         self._is_closed = False
@@ -81,10 +74,6 @@ class SqliteDeadLetterStore:
         if self._is_closed:
             return "the store is closed"
         return self._started().offer(letter)
-
-    def listen(self, listener: Callable[[Notice], None]) -> None:
-        """Tell about every letter that is dropped or refused, from whichever thread."""
-        self._listeners.append(listener)
 
     async def open(self) -> None:
         """Open or make the file.
@@ -113,62 +102,15 @@ class SqliteDeadLetterStore:
                 await anyio.to_thread.run_sync(writer.join)
             await anyio.to_thread.run_sync(self._readers.close)
 
-    async def get(self, letter_id: str) -> DeadLetterEntry | None:
-        """One letter."""
-        record = await self._asked(lambda rows: rows.get(letter_id))
-        return None if record is None else record.letter
-
-    async def page(
-        self, which: LetterFilter, *, after: str | None = None, limit: int = 100
-    ) -> LetterPage:
-        """At most `limit` letters behind the cursor `after`."""
-        return await self._asked(lambda rows: rows.page(which, after, limit))
-
-    async def count(self, which: LetterFilter) -> int:
-        """How many there are."""
-        return await self._asked(lambda rows: rows.count(which))
-
     def size(self) -> int:
         """How many dead letters are in the file, read in the caller's thread."""
         if not self.path.exists():
             return 0
         return self._readers.ask(lambda rows: rows.count(LetterFilter()))
 
-    async def groups(self, which: LetterFilter) -> Sequence[LetterGroup]:
-        """Letters by error type, handler and message type; the largest group first."""
-        return await self._asked(lambda rows: rows.groups(which))
-
-    async def head(self) -> str:
-        """The place of the newest letter."""
-        return str(await self._asked(LetterRows.head))
-
-    async def change(
-        self,
-        letter_id: str,
-        step: Callable[[Record], Record],
-        *,
-        successor: DeadLetterEntry | None = None,
-    ) -> DeadLetterEntry | None:
-        """Replace one record by what `step` makes of it; `None` if there is none."""
-        letter, dropped = await self._written(
-            lambda rows: self._room.change(rows, letter_id, step, successor)
-        )
-        tell(self._listeners, dropped)
-        return letter
-
-    async def release(self, is_void: Callable[[Claim], bool]) -> int:
-        """Make every letter dead again whose claim is void; how many."""
-        return await self._written(lambda rows: release(rows, is_void))
-
-    async def put(self, letters: Sequence[DeadLetterEntry]) -> int:
-        """Add those whose ids are new, all or none; how many were.
-
-        Raises:
-            DeadLetterStoreError: They do not fit.
-        """
-        number, dropped = await self._written(lambda rows: self._room.put(rows, letters, self.path))
-        tell(self._listeners, dropped)
-        return number
+    @property
+    def _place(self) -> Path:
+        return self.path
 
     # -- writing -----------------------------------------------------------------------------------
 

@@ -127,6 +127,12 @@ class SubscriptionConfig(BaseModel):
     max_buffered: int = Field(default=1000, ge=1)
     """Messages that are held in memory: ready, in hand, or waiting for a retry."""
 
+    max_ahead: int = Field(default=10_000, ge=1)
+    """Messages that may be read from the oldest one on that is not done; then it is waited for."""
+
+    loss_window: int = Field(default=100, ge=1)
+    """Messages that are passed at once, before the first is delivered; `AT_MOST_ONCE` only."""
+
     watchdog: float = Field(default=0.5, gt=0)
     """Seconds between looks for overdue acks, stalls and lag."""
 

@@ -37,6 +37,11 @@ class SafeCursor:
         """Messages that were read and are not done."""
         return len(self._open)
 
+    @property
+    def span(self) -> int:
+        """Messages from the oldest open one on, done or not."""
+        return len(self._order)
+
     def read(self, offset: int) -> None:
         """A message was read, and is to be delivered."""
         if offset <= self.looked:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, final
 
 from msgbus.errors import Refusal
@@ -41,9 +41,11 @@ class Desk:
         self.rate = RateLimit(config.rate_limit, config.burst, clock.now())
         self.clock = clock
         self._wake = wake
-        self._key = config.key or _stored_key
+        self.key_of = config.key or _stored_key
         self.head = 0
         """The newest offset that is known."""
+        self.parked: Container[str] = ()
+        """Keys whose messages go to the dead letters."""
         self.is_paused = False
         self.is_closing = False
         self.seek_to: int | None = None
@@ -68,7 +70,6 @@ class Desk:
         self.has_more_due = False
         """Retries were left in the schedule for want of room."""
         self.recover_until = recover_until
-        self.parked: set[str] = set()
         self.marks: list[str] = []
         """Messages to be marked as handled with the next write."""
         self.unschedule: list[str] = []
@@ -92,60 +93,77 @@ class Desk:
     @property
     def is_recovering(self) -> bool:
         """Whether it is among messages that were in flight at an unclean end."""
-        return self.recover_until is not None and self.cursor.position < self.recover_until
+        until = self.recover_until
+        if until is None or self.cursor.position >= until:
+            return False
+        return self.cursor.looked < until or any(map(self.is_suspect, self.window.in_flight))
+
+    def is_suspect(self, offset: int) -> bool:
+        """Whether a message may have been in flight at an unclean end."""
+        return self.recover_until is not None and offset <= self.recover_until
 
     def wanted(self) -> int:
         """How many messages to read now."""
         if self.is_held or not self.dispatcher.consumers:
             return 0
-        window, config = self.window, self.config
+        room = self.room()
         if self.is_recovering:
             # One at a time: if the process dies again, it is known of what.
-            return 0 if len(window) else 1
-        if config.is_at_most_once:
-            return self._startable()
-        return self.room()
+            return min(room, 0 if self.window.is_busy else 1)
+        if self.config.is_at_most_once:
+            return 0 if self.has_more_due else room
+        return max(min(room, self.config.max_ahead - self.cursor.span), 0)
 
     def room(self) -> int:
         """How many more messages the window should take in now."""
         window, config = self.window, self.config
-        if window.ready_count > config.fetch_size // 2:
+        most, size = config.max_buffered, config.fetch_size
+        if config.is_at_most_once:
+            # What is in the window is passed: a crash loses it.
+            most = size = max(config.loss_window, self.dispatcher.places)
+        if window.ready_count > size // 2:
             return 0
-        return max(min(config.fetch_size, config.max_buffered - len(window)), 0)
-
-    def _startable(self) -> int:
-        """Messages that would go out at once: a crash may lose no others."""
-        held = len(self.window) - len(self.window.in_flight)
-        places = self.dispatcher.free
-        tokens = self.rate.available(self.clock.now())
-        if tokens is not None:
-            places = min(places, tokens)
-        return max(places - held, 0)
+        return max(min(size, most - len(window)), 0)
 
     def has_work(self, head: int) -> bool:
         """Whether a message could go out, or be read, right now."""
         if self.is_held or not self.dispatcher.free or not self.rate.allows(self.clock.now()):
             return False
-        if self.window.peek() is not None:
+        if self.is_recovering and self.window.in_flight:
+            return False
+        if self.window.peek() is not None or (self.window.hungry and self.room()):
             return True
         return not len(self.window) and head > self.cursor.looked
 
     def until_next(self, now: float) -> float:
         """Seconds until time alone gives it something to do."""
         pause = self.window.next_due() - now
-        if self.config.rate_limit is not None and (self.window.ready_count or self._lacks_tokens()):
+        if self.config.rate_limit is not None and self.window.ready_count:
             wait = self.rate.wait(now)
             pause = min(pause, wait) if wait > 0 else pause
         return max(pause, 0.0)
-
-    def _lacks_tokens(self) -> bool:
-        return self.config.is_at_most_once and self.head > self.cursor.looked
 
     # -- messages in ---------------------------------------------------------------------------
 
     def entry(self, record: Record) -> Entry:
         """A record as an entry of the window, with the tries that the journal knows of."""
-        return Entry(record, self._key(record), stored=self.attempts.pop(record.offset, 0))
+        return Entry(record, self.key_of(record), stored=self.attempts.pop(record.offset, 0))
+
+    def admit(self, entry: Entry, *, due: float | None = None) -> None:
+        """Take it into the window; if its tries are used up, it is not to go out."""
+        self.window.add(entry, due=due)
+        if entry.attempt > self.config.retry.max_attempts:
+            entry.attempt = entry.stored
+            times = "once" if entry.stored == 1 else f"{entry.stored} times"
+            error = RuntimeError(f"Its process ended while it was being handled, {times}.")
+            self.window.fail(entry, error)
+
+    def shelve(self, entry: Entry) -> None:
+        """Let its record go: others of its key come first."""
+        assert entry.key is not None  # noqa: S101 (only keys hold each other up)
+        if entry.stored:
+            self.attempts[entry.offset] = entry.stored
+        self.window.shelve(entry.offset, entry.key)
 
     # -- messages out --------------------------------------------------------------------------
 
@@ -157,11 +175,13 @@ class Desk:
         """
         now = self.clock.now()
         while not self.is_held:
+            if self.is_recovering and self.window.in_flight:
+                return None
             entry = self.window.peek()
             if entry is None:
                 return None
             if entry.key is not None and entry.key in self.parked:
-                self.window.fail(entry, _parked(entry.key))
+                self.window.fail(entry, ParkedError(entry.key))
                 self._wake()
                 continue
             return self._hand_out(now)
@@ -238,6 +258,8 @@ class Desk:
             or config.rate_limit is not None  # the alarm for the next token has to be set
             or self.seek_to is not None
             or cursor.acks >= config.flush_acks
+            or self.window.hungry
+            or self.is_recovering
             or (self.has_more_due and self.room())
             or (cursor.looked < self.head and self.wanted())
         ):
@@ -258,12 +280,18 @@ class Desk:
             self.fail(entry, TimeoutError(f"No answer within {timeout:g} s."))
 
     def consumer_left(self, consumer: Consumer) -> list[Entry]:
-        """Take back what it has in hand: it goes out again at once, and not as a failure."""
+        """Take back what it has in hand: it goes out again at once, and not as a failure.
+
+        Unless it may be delivered only once: then it has failed.
+        """
         entries = self.window.held_by(consumer)
         for entry in entries:
             self.give_back(entry)
             entry.token += 1  # its answer no longer counts
-            self.window.ready(entry)
+            if self.config.is_at_most_once:
+                self.fail(entry, RuntimeError(f"{consumer.name} left while it had it in hand."))
+            else:
+                self.window.ready(entry)
         self._wake()
         return entries
 
@@ -298,5 +326,9 @@ def _stored_key(record: Record) -> str | None:
     return record.key
 
 
-def _parked(key: str) -> Exception:
-    return RuntimeError(f"An earlier message of the key {key!r} is among the dead letters.")
+@final
+class ParkedError(RuntimeError):
+    """An earlier message of its key is among the dead letters."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"An earlier message of the key {key!r} is among the dead letters.")

@@ -139,11 +139,19 @@ class Dispatcher:
 
     # -- the choice ----------------------------------------------------------------------------
 
+    def _takers(self) -> list[Consumer]:
+        """Those who may get something: in exclusive mode the first only."""
+        return list(self._turns)[: 1 if self.mode is Mode.EXCLUSIVE else None]
+
+    @property
+    def places(self) -> int:
+        """Messages that can be in hand at the same time."""
+        return sum(consumer.limit for consumer in self._takers())
+
     @property
     def free(self) -> int:
         """Messages that could be taken now."""
-        takers = list(self._turns)[:1] if self.mode is Mode.EXCLUSIVE else self._turns
-        return sum(max(consumer.limit - consumer.in_hand, 0) for consumer in takers)
+        return sum(max(consumer.limit - consumer.in_hand, 0) for consumer in self._takers())
 
     def choose(self) -> Consumer | None:
         """Whose turn it is, of those who are free; it has the message in hand from now on."""

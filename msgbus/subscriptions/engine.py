@@ -112,7 +112,6 @@ class SubscriptionEngine:
             self._journal,
             self._clock,
             self._desk,
-            ledger,
             self._pump,
             self._watchdog,
             self._tenure,
@@ -215,9 +214,14 @@ class SubscriptionEngine:
         self.desk.is_paused = True
 
     def resume(self) -> None:
-        """Go on after `pause`; try the message that `Poison.BLOCK` holds once more."""
+        """Go on after `pause`; try the message that `Poison.BLOCK` holds once more.
+
+        Parked keys are let go, until the next dead letter, or the next start if theirs is
+        still there.
+        """
         self.desk.is_paused = False
         self.desk.unblock()
+        self._pump.parking.clear()
         self.wake()
 
     async def seek(self, start: StartAt | int) -> None:
@@ -335,9 +339,10 @@ class SubscriptionEngine:
             in_flight=len(desk.window.in_flight),
             buffered=len(desk.window),
             waiting=len(desk.window.waiting),
+            shelved=desk.window.shelved,
             scheduled=self._pump.scheduled,
             consumers=len(desk.dispatcher.consumers),
-            parked_keys=len(desk.parked),
+            parked_keys=len(self._pump.parking),
             blocked_at=None if desk.blocked is None else desk.blocked.offset,
             is_recovering=desk.is_recovering,
             counts=desk.counts,

@@ -98,15 +98,22 @@ class Ledger:
         ids = [self.retry_id(record.message_id) for record in records]
         return {entry.record.message_id: entry for entry in await self._journal.scheduled(ids)}
 
-    async def parked_keys(self) -> set[str]:
-        """The keys of all dead letters of this subscription."""
-        keys: set[str] = set()
+    async def letters_by_key(self) -> dict[str, int]:
+        """The newest dead letter of each key."""
+        newest: dict[str, int] = {}
         last = 0
         while letters := await self._journal.dead_letters(self._name, after=last):
             last = letters[-1].id
-            found = (self._desk.entry(letter.record).key for letter in letters)
-            keys.update(key for key in found if key is not None)
-        return keys
+            for letter in letters:
+                key = self._desk.key_of(letter.record)
+                if key is not None:
+                    newest[key] = letter.id
+        return newest
+
+    async def has_letter(self, number: int) -> bool:
+        """Whether this dead letter is still there."""
+        letters = await self._journal.dead_letters(self._name, after=number - 1, limit=1)
+        return bool(letters) and letters[0].id == number
 
     async def marked(self, records: Iterable[Record]) -> set[str]:
         """Ids of those that were handled already."""

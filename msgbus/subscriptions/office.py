@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from msgbus.clock import Clock
     from msgbus.journal.port import Journal
     from msgbus.subscriptions.desk import Desk
-    from msgbus.subscriptions.ledger import Ledger
     from msgbus.subscriptions.pump import Pump
     from msgbus.subscriptions.tenure import Tenure
     from msgbus.subscriptions.watchdog import Watchdog
@@ -38,7 +37,6 @@ class Office:
         journal: Journal,
         clock: Clock,
         desk: Desk,
-        ledger: Ledger,
         pump: Pump,
         watchdog: Watchdog,
         tenure: Tenure,
@@ -49,7 +47,6 @@ class Office:
         self._journal = journal
         self._clock = clock
         self._desk = desk
-        self._ledger = ledger
         self._pump = pump
         self._watchdog = watchdog
         self._tenure = tenure
@@ -226,7 +223,7 @@ class Office:
         """Close in peace: nothing is in hand, or there is no time left for it."""
         self.left_in_hand = len(self._desk.window.in_flight)
         self._cancel_runners()
-        await self._ledger.commit(close=True)
+        await self._pump.close()
         await self._tenure.release()
         self.is_ended = True
 

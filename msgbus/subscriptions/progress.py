@@ -84,6 +84,8 @@ class Progress:
     """Messages in memory, those in flight included."""
     waiting: int
     """Of these, those that wait for another try."""
+    shelved: int
+    """Messages that wait behind others of their key, and are in memory as offsets only."""
     scheduled: int
     """Messages that wait for another try in the journal's schedule."""
     consumers: int

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, final
 
 from msgbus.journal import operations as op
 from msgbus.subscriptions.agenda import Agenda
+from msgbus.subscriptions.desk import ParkedError
+from msgbus.subscriptions.mode import Poison
+from msgbus.subscriptions.parking import Parking
+from msgbus.subscriptions.shelf import Shelf
 from msgbus.subscriptions.verdict import Fate, judge
 from msgbus.subscriptions.window import Entry, State
 from msgbus.telemetry.logging import log
@@ -34,6 +38,9 @@ class Pump:
         self._clock = clock
         self._chance = chance
         self._agenda = Agenda(desk, ledger)
+        self._shelf = Shelf(desk, ledger)
+        self.parking = Parking(ledger)
+        desk.parked = self.parking
 
     @property
     def scheduled(self) -> int:
@@ -55,7 +62,7 @@ class Pump:
             recover_until=None if cursor.is_clean else cursor.fetched,
         )
         if desk.config.park_key:
-            desk.parked = await ledger.parked_keys()
+            await self.parking.load()
         await self._agenda.begin()
         if self.scheduled:
             desk.dated_until = await ledger.head()
@@ -71,6 +78,7 @@ class Pump:
     def forget(self) -> None:
         """Another engine has the schedule now."""
         self._agenda.forget()
+        self.parking.clear()
 
     async def round(self) -> None:
         """Do everything that is to be done now."""
@@ -98,15 +106,18 @@ class Pump:
     # -- reading -------------------------------------------------------------------------------
 
     async def _fetch(self) -> None:
+        """Read one page; what failed meanwhile is settled before the next one."""
         desk = self._desk
-        while (limit := desk.wanted()) and desk.head > desk.cursor.looked:
-            is_single = desk.is_recovering
-            size = desk.config.fetch_size if is_single else limit
-            records, end = await self._ledger.read(desk.cursor.looked + 1, size)
-            if is_single and len(records) > 1:
-                records, end = records[:1], records[0].offset
-            if end <= desk.cursor.looked:
-                return
+        await self._shelf.bring_back()
+        limit = desk.wanted()
+        if not limit or desk.head <= desk.cursor.looked:
+            return
+        is_single = desk.is_recovering
+        size = desk.config.fetch_size if is_single else limit
+        records, end = await self._ledger.read(desk.cursor.looked + 1, size)
+        if is_single and len(records) > 1:
+            records, end = records[:1], records[0].offset
+        if end > desk.cursor.looked:
             await self._open(records, end, is_single=is_single)
 
     async def _open(self, records: list[Record], end: int, *, is_single: bool) -> None:
@@ -119,10 +130,11 @@ class Pump:
         if records and records[0].offset <= desk.dated_until:
             dates = await ledger.dates(records)
         fresh = [desk.entry(record) for record in records if record.message_id not in known]
+        behind = {entry.offset for entry in fresh if self._is_behind(entry, is_single=is_single)}
         limit = desk.config.retry.max_attempts
-        alive = [entry for entry in fresh if entry.stored < limit]
+        alive = [entry for entry in fresh if entry.stored < limit and entry.offset not in behind]
         try:
-            await self._write_opening(alive, end, is_single=is_single)
+            await self._write_opening(fresh, alive, end, is_single=is_single)
         except BaseException:
             # It will be read again, and must find its attempts again.
             desk.attempts.update({entry.offset: entry.stored for entry in fresh if entry.stored})
@@ -130,10 +142,29 @@ class Pump:
         desk.counts.skipped += len(known)
         self._take_in(records, {entry.offset: entry for entry in fresh}, end)
         for entry in fresh:
-            self._add(entry, dates.get(entry.record.message_id))
-        desk.moved()
+            date = dates.get(entry.record.message_id)
+            if entry.offset in behind:
+                self._put_behind(entry, date)
+            else:
+                self._add(entry, date)
+        self._shelf.make_room()
+        desk.moved()  # so that the next page is read, if there is room now
 
-    async def _write_opening(self, entries: list[Entry], end: int, *, is_single: bool) -> None:
+    def _is_behind(self, entry: Entry, *, is_single: bool) -> bool:
+        """Whether it is to wait on the shelf for others of its key."""
+        window = self._desk.window
+        return window.is_held_up(entry.key) if is_single else window.is_on_shelf(entry.key)
+
+    def _put_behind(self, entry: Entry, date: Scheduled | None) -> None:
+        if date is not None:
+            # Only the first of a key is ever put off, unless keys were changed meanwhile.
+            self._agenda.found()
+            self._desk.unschedule.append(entry.record.message_id)
+        self._desk.shelve(entry)
+
+    async def _write_opening(
+        self, entries: list[Entry], alive: list[Entry], end: int, *, is_single: bool
+    ) -> None:
         ledger = self._ledger
         if not entries:
             return
@@ -141,7 +172,7 @@ class Pump:
             await ledger.commit([ledger.passed(end)])
             return
         operations = [ledger.opened(entries[-1].offset)]
-        again = [entry for entry in entries if is_single or entry.stored]
+        again = [entry for entry in alive if is_single or entry.stored]
         if again:
             operations.append(ledger.counted(again))
         await ledger.commit(operations)
@@ -171,12 +202,7 @@ class Pump:
             entry.is_scheduled = True
             entry.attempt = max(entry.attempt, date.attempt)
             due = self._clock.now() + max(date.due - self._clock.time(), 0.0)
-        desk.window.add(entry, due=due)
-        if entry.attempt > desk.config.retry.max_attempts:
-            entry.attempt = entry.stored
-            times = "once" if entry.stored == 1 else f"{entry.stored} times"
-            error = RuntimeError(f"Its process ended while it was being handled, {times}.")
-            desk.window.fail(entry, error)
+        desk.admit(entry, due=due)
 
     # -- failures ------------------------------------------------------------------------------
 
@@ -185,6 +211,7 @@ class Pump:
         desk, ledger = self._desk, self._ledger
         letters: list[Entry] = []
         dated: list[tuple[Entry, float, Fate]] = []
+        await self._unpark()
         for entry in desk.window.failed():
             fate, delay = self._judge(entry)
             if fate is Fate.DEAD_LETTER:
@@ -207,6 +234,16 @@ class Pump:
             self._bury(entry)
         for entry, delay, fate in dated:
             self._put_off(entry, now + delay, fate)
+
+    async def _unpark(self) -> None:
+        """Let go on what was held back for dead letters that are there no more."""
+        window = self._desk.window
+        held = [entry for entry in window.failed() if isinstance(entry.error, ParkedError)]
+        for key in {entry.key for entry in held if entry.key is not None}:
+            await self.parking.look(key)
+        for entry in held:
+            if entry.key not in self.parking and entry.state is State.FAILED:
+                window.ready(entry)
 
     def _judge(self, entry: Entry) -> tuple[Fate, float]:
         desk = self._desk
@@ -234,7 +271,7 @@ class Pump:
         desk = self._desk
         desk.counts.dead_lettered += 1
         if desk.config.park_key and entry.key is not None:
-            desk.parked.add(entry.key)
+            self.parking.add(entry.key)
         self._end_runner(entry)
         log.warning("subscription_dead_lettered", **self._about(entry))
         if entry.state is not State.DONE:  # its late ack may have come just now
@@ -293,6 +330,8 @@ class Pump:
         operations: list[op.Operation] = [
             # If this process ends in the middle of it, the try after this one is due.
             op.Schedule(ledger.retry(entry, now, entry.attempt + 1))
+            if not desk.config.is_at_most_once
+            else ledger.undated(entry)
             for entry in due
             if entry.is_retry
         ]
@@ -307,7 +346,7 @@ class Pump:
         if entry.state is not State.WAITING:
             return  # a late ack came while the journal was written
         entry.stored = entry.attempt
-        entry.is_scheduled = entry.is_retry
+        entry.is_scheduled = entry.is_retry and not self._desk.config.is_at_most_once
         self._end_runner(entry)
         self._desk.window.ready(entry)
 
@@ -317,7 +356,21 @@ class Pump:
             entry.runner.task.cancel()
             entry.runner = None
 
-    # -- seek ----------------------------------------------------------------------------------
+    # -- the end, and elsewhere ----------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Write the last cursor; what was passed in advance and has not begun is handed back."""
+        desk, ledger = self._desk, self._ledger
+        operations: list[op.Operation] = []
+        if desk.config.is_at_most_once:
+            now = self._clock.time()
+            for entry in desk.window.entries():
+                if not entry.token and not entry.is_scheduled:
+                    operations.append(op.Schedule(ledger.retry(entry, now, entry.attempt)))
+                elif entry.state is State.IN_FLIGHT and desk.config.on_poison is Poison.DEAD_LETTER:
+                    entry.error = TimeoutError("It was in hand when the subscription was closed.")
+                    operations += ledger.letter(entry)
+        await ledger.commit(operations, close=True)
 
     async def _seek(self, offset: int) -> None:
         desk, ledger = self._desk, self._ledger
@@ -333,9 +386,8 @@ class Pump:
             desk.window.remove(entry)
         await ledger.commit(back)
         await ledger.seek(offset)
-        parked, dated_until = desk.parked, max(desk.dated_until, desk.cursor.looked)
+        dated_until = max(desk.dated_until, desk.cursor.looked)
         desk.open(offset)
-        desk.parked = parked
         desk.dated_until = dated_until if self.scheduled else 0
         desk.seek_to = None
         self._agenda.look_again()

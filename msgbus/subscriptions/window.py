@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import TYPE_CHECKING, final
 
 from msgbus.subscriptions.mode import Mode
@@ -76,6 +77,12 @@ class Entry:
         self.is_retry = False
         """The cursor has passed it; only the schedule keeps it."""
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it is as it was read: then it can be read again."""
+        is_new = self.state is State.READY and not self.token and not self.stored
+        return is_new and self.attempt == 1 and not self.is_scheduled and not self.is_retry
+
     def __repr__(self) -> str:
         return f"<Entry {self.offset} {self.state.name} attempt {self.attempt}>"
 
@@ -90,6 +97,9 @@ class Window:
         self._entries: dict[int, Entry] = {}
         self._ready: list[tuple[int, Entry]] = []
         self._lanes: dict[str, deque[Entry]] = {}
+        self._shelf: dict[str, deque[int]] = {}
+        self.hungry: dict[str, None] = {}
+        """Keys that have nothing in the window any more, but something on the shelf."""
         self.in_flight: dict[int, Entry] = {}
         self.waiting: dict[int, Entry] = {}
         """For a retry, or for a decision after a failure, by offset."""
@@ -114,6 +124,11 @@ class Window:
         return len(self._ready)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether something is in hand, or about to be."""
+        return bool(self.in_flight or self._ready or self.failed())
+
+    @property
     def oldest(self) -> Entry | None:
         """The entry with the lowest offset."""
         return self._entries[min(self._entries)] if self._entries else None
@@ -132,6 +147,48 @@ class Window:
             self.wait(entry, due)
         elif is_first:
             heappush(self._ready, (entry.offset, entry))
+
+    # -- the shelf: what waits behind others of its key, as mere offsets ------------------------
+
+    @property
+    def shelved(self) -> int:
+        """Messages whose records were let go."""
+        return sum(map(len, self._shelf.values()))
+
+    def is_held_up(self, key: str | None) -> bool:
+        """Whether a message of this key would have to wait for another one."""
+        return self._by_key and key is not None and (key in self._lanes or key in self._shelf)
+
+    def is_on_shelf(self, key: str | None) -> bool:
+        """Whether what comes of this key must go to the shelf, to stay behind what is there."""
+        return key is not None and key in self._shelf
+
+    def shelve(self, offset: int, key: str) -> None:
+        """Note a message that has others of its key before it, and let its record go."""
+        self._shelf.setdefault(key, deque()).append(offset)
+
+    def clear_out(self, keep: int) -> None:
+        """Shelve what stands behind the first `keep` of its key, if nothing is known of it."""
+        for key, lane in self._lanes.items():
+            while len(lane) > keep and lane[-1].is_untouched:
+                entry = lane.pop()
+                del self._entries[entry.offset]
+                entry.state = State.DONE
+                self._shelf.setdefault(key, deque()).appendleft(entry.offset)
+
+    def shelf(self, key: str, count: int) -> list[int]:
+        """The next offsets of a key; they stay until they are `unshelved`."""
+        return list(islice(self._shelf[key], count))
+
+    def unshelved(self, key: str, count: int) -> None:
+        """So many of a key are in the window again, or done with."""
+        shelf = self._shelf[key]
+        for _ in range(count):
+            shelf.popleft()
+        if not shelf:
+            del self._shelf[key]
+        if key in self._lanes or not shelf:
+            self.hungry.pop(key, None)
 
     # -- going out -----------------------------------------------------------------------------
 
@@ -218,6 +275,8 @@ class Window:
         lane.remove(entry)
         if not lane:
             del self._lanes[entry.key]
+            if entry.key in self._shelf:
+                self.hungry[entry.key] = None
         elif was_first and lane[0].state is State.READY:
             heappush(self._ready, (lane[0].offset, lane[0]))
 

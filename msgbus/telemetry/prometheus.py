@@ -66,6 +66,39 @@ _BUS_GAUGES: Final[Rows] = {
     "events_scheduled": ("scheduled", "Events that wait for their time."),
     "dead_letter_queue_size": ("dead_letters", "Messages given up on, and kept."),
 }
+_SUBSCRIPTION_GAUGES: Final[Rows] = {
+    "subscription_lag": ("lag", "Offsets up to the newest: at most so many messages are left."),
+    "subscription_oldest_unacked_seconds": (
+        "oldest_unacked_age",
+        "Age of the oldest message that is not done, 0 if there is none.",
+    ),
+    "subscription_scheduled": ("scheduled", "Messages whose next try is in the schedule."),
+    "subscription_active": ("is_active", "1 while it delivers in this process."),
+}
+_SUBSCRIPTION_SUMS: Final[Rows] = {
+    "subscription_in_flight": ("in_flight", "Messages that the handler has in hand."),
+    "subscription_waiting": ("waiting", "Messages in memory that wait for another try."),
+}
+_SUBSCRIPTION_COUNTERS: Final[Rows] = {
+    "subscription_delivered": ("delivered", "Tries that were begun."),
+    "subscription_acked": ("acked", "Messages that were handled."),
+    "subscription_skipped": ("skipped", "Messages not delivered, as they were marked as handled."),
+    "subscription_failed": ("failed", "Tries that ended in an error, time-outs included."),
+    "subscription_timed_out": ("timed_out", "Tries that were not answered in time."),
+    "subscription_redelivered": ("redelivered", "Tries that were not a message's first here."),
+    "subscription_dead_lettered": ("dead_lettered", "Messages that became dead letters."),
+    "subscription_dropped": ("dropped", "Messages given up by Poison.DROP."),
+    "subscription_stalls": ("stalls", "Times that the watchdog found work that nobody did."),
+    "subscription_errors": ("errors", "Times that the journal could not be read or written."),
+}
+_JOURNAL_GAUGES: Final[Rows] = {
+    "journal_backlog": ("backlog", "Commands and deliveries that wait to be recorded."),
+}
+_JOURNAL_COUNTERS: Final[Rows] = {
+    "journal_write_failures": ("write_failures", "Times that these could not be written."),
+    "outbox_relayed": ("relayed", "Events published from outboxes."),
+    "outbox_failures": ("relay_failures", "Times that an outbox could not be read or written."),
+}
 _EVENT_SECONDS: Final = "event_processing_duration_seconds"
 _COMMAND_SECONDS: Final = "command_processing_duration_seconds"
 _CIRCUITS: Final = "circuit_breaker_state"
@@ -266,6 +299,12 @@ class _Page:
         # Of several the worst, not the sum.
         self._gauges(_LANE_FLAGS, by_handler, max)
         states = ", ".join(f"{number} {state}" for state, number in _CIRCUIT_STATES.items())
+        by_subscription = ("bus", "subscription")
+        self._gauges(_SUBSCRIPTION_GAUGES, by_subscription, max)
+        self._gauges(_SUBSCRIPTION_SUMS, by_subscription)
+        self._counters(_SUBSCRIPTION_COUNTERS, by_subscription)
+        self._gauges(_JOURNAL_GAUGES, ("bus",))
+        self._counters(_JOURNAL_COUNTERS, ("bus",))
         self._gauges({_CIRCUITS: ("", f"State: {states}, -1 other.")}, ("bus", "handler"), max)
 
     def _counters(self, rows: Rows, labels: Labels) -> None:
@@ -282,7 +321,7 @@ class _Page:
 
     def _fill(self, rows: Rows, labels: Labels, stats: Any) -> None:
         for metric, (attribute, _) in rows.items():
-            self._families[metric].add(labels, int(getattr(stats, attribute)))
+            self._families[metric].add(labels, float(getattr(stats, attribute)))
 
     def add(self, stats: BusStats, *, every: int) -> None:
         """Bring in one bus."""
@@ -304,6 +343,15 @@ class _Page:
             labels = self._name(stats.name, circuit, "")
             self._families[_CIRCUITS].add(labels[:2], _CIRCUIT_STATES.get(state, -1))
         self._fill(_BUS_GAUGES, (stats.name,), stats)
+        self._add_durable(stats)
+
+    def _add_durable(self, stats: BusStats) -> None:
+        for subscription in stats.subscriptions.values():
+            labels = self._name(stats.name, subscription.name, "")[:2]
+            for rows in (_SUBSCRIPTION_GAUGES, _SUBSCRIPTION_SUMS, _SUBSCRIPTION_COUNTERS):
+                self._fill(rows, labels, subscription)
+        if stats.journal is not None:
+            self._fill({**_JOURNAL_GAUGES, **_JOURNAL_COUNTERS}, (stats.name,), stats.journal)
 
     def metrics(self) -> Iterator[Metric]:
         """All families, for the registry."""

@@ -11,7 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
+
+if TYPE_CHECKING:
+    from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
 
 BOUNDS: Final[tuple[float, ...]] = (
     1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4,
@@ -309,6 +312,14 @@ class BusStats:
     dead_letters: int = 0
     """Messages that were given up on and are kept for a person to look at."""
 
+    subscriptions: Mapping[str, SubscriptionStats] = field(
+        default_factory=dict[str, "SubscriptionStats"]
+    )
+    """Durable handlers, by their names in the journal."""
+
+    journal: JournalStats | None = None
+    """What is written to the journal, if the bus has one."""
+
     def total(self, counter: str) -> int:
         """The sum of one counter over all event handlers, as `total("handled")`."""
         return sum(int(getattr(stats, counter)) for stats in self.handlers.values())
@@ -326,6 +337,8 @@ class BusStats:
             "scheduled": self.scheduled,
             "circuits": dict(self.circuits),
             "dead_letters": self.dead_letters,
+            "subscriptions": {name: _plain(stats) for name, stats in self.subscriptions.items()},
+            "journal": None if self.journal is None else _plain(self.journal),
         }
 
 

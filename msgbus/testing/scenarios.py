@@ -26,6 +26,8 @@ class Scenario:
     crashes: int
     freezes: int
     """Times that a process stops renewing its lease, and does not know it."""
+    closes: int
+    """Times that a process ends in peace."""
     commit_crash: float
     """Chance that a process dies just before or after a commit."""
     failure: float
@@ -54,19 +56,21 @@ class Scenario:
 def draw(seed: int) -> Scenario:
     """The scenario of a seed."""
     chance = Random(seed)
+    more = Random(f"more {seed}")  # what was thought of later leaves older seeds as they were
     messages = chance.randint(5, 60)
     mode = chance.choice(list(Mode))
     delivery = chance.choice([Delivery.AT_LEAST_ONCE] * 3 + [Delivery.AT_MOST_ONCE])
     is_calm = chance.random() < 0.25
     return Scenario(
         seed=seed,
-        config=_config(chance, mode, delivery),
+        config=_config(chance, more, mode, delivery),
         messages=messages,
         keys=chance.choice([0, 1, 3, 8]),
         processes=1 if is_calm else chance.randint(1, 3),
         consumers=1 if mode is Mode.EXCLUSIVE else chance.randint(1, 3),
         crashes=0 if is_calm else chance.randint(0, 5),
         freezes=0 if is_calm else chance.choice([0, 0, 1, 2]),
+        closes=more.choice([0, 0, 1, 3]),
         commit_crash=0.0 if is_calm else chance.choice([0.0, 0.0, 0.02]),
         failure=chance.choice([0.0, 0.0, 0.1, 0.3]),
         hang=0.0 if is_calm else chance.choice([0.0, 0.0, 0.05]),
@@ -81,12 +85,12 @@ def _some(chance: Random, messages: int) -> frozenset[int]:
     return frozenset(chance.randrange(messages) for _ in range(chance.randint(1, 2)))
 
 
-def _config(chance: Random, mode: Mode, delivery: Delivery) -> SubscriptionConfig:
+def _config(chance: Random, more: Random, mode: Mode, delivery: Delivery) -> SubscriptionConfig:
     retry = RetryTiers(
         max_attempts=chance.randint(1, 4),
         initial_delay=chance.choice([0.0, 0.1, 5.0, 30.0]),
         max_delay=120.0,
-        jitter=chance.random() < 0.5,
+        jitter=more.random() < 0.5,
         in_process=chance.choice([1.0, 10.0]),
     )
     return SubscriptionConfig(
@@ -102,4 +106,6 @@ def _config(chance: Random, mode: Mode, delivery: Delivery) -> SubscriptionConfi
         fetch_size=chance.choice([1, 4, 20]),
         max_buffered=chance.choice([5, 100]),
         flush_acks=chance.choice([1, 5, 1000]),
+        max_ahead=more.choice([6, 15, 10_000]),
+        loss_window=more.choice([1, 3, 20]),
     )

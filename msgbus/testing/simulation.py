@@ -114,11 +114,25 @@ class Simulation:
 
     def _kill(self, life: _Life) -> None:
         if life in self._lives:
-            self._lives.remove(life)
             self.history.deaths += 1
-            self.history.timeouts += life.subscription.progress().counts.timed_out
-            self.history.dropped += life.subscription.progress().counts.dropped
-            life.process.die()
+            self._end(life)
+
+    async def _close(self, life: _Life, timeout: float) -> None:
+        """Let a process end in peace, in so many seconds."""
+        closing = asyncio.create_task(life.subscription.close(timeout))
+        while not closing.done():
+            await self._clock.advance(0.1)
+        self.history.left += closing.result()
+        self.history.closes += 1
+        if life in self._lives:  # it may have died while it closed
+            self._end(life)
+
+    def _end(self, life: _Life) -> None:
+        self._lives.remove(life)
+        counts = life.subscription.progress().counts
+        self.history.timeouts += counts.timed_out
+        self.history.dropped += counts.dropped
+        life.process.die()
 
     # -- handlers ------------------------------------------------------------------------------
 
@@ -126,7 +140,7 @@ class Simulation:
         scenario, chance = self.scenario, self._chance
         number = int(record.message_id[1:])
         epoch = life.subscription.engine.epoch
-        one = Try(life.number, epoch, number, attempt, self._clock.now())
+        one = Try(life.number, epoch, number, attempt, self._handed_out(life, record))
         self.history.begun.append(one)
         if number in scenario.killers:
             self._kill(life)
@@ -140,12 +154,20 @@ class Simulation:
             raise ValueError(message)
         self.history.handled.append(one)
 
+    def _handed_out(self, life: _Life, record: Record) -> float:
+        """When the engine gave it to its consumer: a few steps ago, and time may have passed."""
+        entry = life.subscription.engine.desk.window.get(record.offset)
+        timeout = self.scenario.config.ack_timeout
+        if entry is None or timeout is None:
+            return self._clock.now()
+        return entry.deadline - timeout
+
     # -- the storm -----------------------------------------------------------------------------
 
     async def _storm(self) -> None:
         scenario, chance = self.scenario, self._chance
-        crashes, freezes = scenario.crashes, scenario.freezes
-        while len(self.history.published) < scenario.messages or crashes or freezes:
+        crashes, freezes, closes = scenario.crashes, scenario.freezes, scenario.closes
+        while len(self.history.published) < scenario.messages or crashes or freezes or closes:
             await self._clock.advance(chance.choice([0.0, 0.01, 0.2, 1.0, 6.0]))
             await self._look()
             fate = chance.random()
@@ -158,6 +180,9 @@ class Simulation:
                 freezes -= 1
                 self.history.freezes += 1
                 chance.choice(self._lives).process.freeze()
+            elif fate < 0.85 and closes and self._lives:
+                closes -= 1
+                await self._close(chance.choice(self._lives), chance.choice([0.0, 3.0]))
             elif len(self._lives) < scenario.processes:
                 await self._begin_life()
         self._is_stormy = False
@@ -268,6 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"seed {seed} broke a promise: {broken}\n  replay it with: "
                 f"python -m msgbus.testing.simulation --seeds 1 --from {seed}\n"
             )
+            sys.stdout.flush()
     sys.stdout.write(
         f"{len(seeds)} seeds, {handled} messages handled, {deaths} processes killed: "
         f"{failed} seeds failed\n"

@@ -20,6 +20,7 @@ class Try(NamedTuple):
     number: int
     attempt: int
     time: float
+    """When it was handed out."""
 
 
 @final
@@ -35,6 +36,10 @@ class History:
     dropped: int = 0
     deaths: int = 0
     freezes: int = 0
+    closes: int = 0
+    """Times that a process ended in peace."""
+    left: int = 0
+    """Messages that were still in hand when their process closed."""
     timeouts: int = 0
     positions: list[int] = field(default_factory=list[int])
     """Where the cursor was in the journal, each time somebody looked."""
@@ -105,8 +110,9 @@ def _lost(scenario: Scenario, history: History) -> int:
     missing = set(history.published) - handled - history.buried
     allowed = history.dropped
     if scenario.config.delivery is Delivery.AT_MOST_ONCE:
-        # What was in hand at a crash, and nothing else.
-        allowed += (history.deaths + history.freezes) * _slots(scenario)
+        # What was passed in advance at a crash, and nothing else.
+        window = max(scenario.config.loss_window, _slots(scenario))
+        allowed += (history.deaths + history.freezes) * window + history.left
     return max(len(missing) - allowed, 0)
 
 
@@ -119,8 +125,13 @@ def _duplicated(scenario: Scenario, history: History) -> int:
     again = sum(count - 1 for count in handled.values())
     # After a crash: what was handled and not yet written. A marker is written at once,
     # beside what comes to an end while it is.
-    window = 2 * _slots(scenario) if config.idempotent else config.max_buffered + config.flush_acks
-    allowed = (history.deaths + history.freezes) * window + history.timeouts
+    ahead, ends = config.max_buffered, history.deaths + history.freezes
+    if config.mode is not Mode.EXCLUSIVE:
+        ahead = max(ahead, config.max_ahead)
+        # What was done behind something that was not is done again after a clean end, too.
+        ends += 0 if config.idempotent else history.closes
+    window = 2 * _slots(scenario) if config.idempotent else ahead + config.flush_acks
+    allowed = ends * window + history.timeouts
     return max(again - allowed, 0)
 
 
@@ -136,20 +147,24 @@ def _reordered(scenario: Scenario, history: History) -> int:
 
 
 def _too_fast(scenario: Scenario, history: History) -> int:
+    """Hand-outs for which an even bucket of `burst` tokens had none."""
     rate, burst = scenario.config.rate_limit, scenario.config.burst
     if rate is None:
         return 0
     lives: defaultdict[int, list[float]] = defaultdict(list)
     for one in history.begun:
         lives[one.life].append(one.time)
-    # A token is taken a few steps before its consumer is called, and the virtual clock may
-    # move in between: so many may seem late, and the ones after them early.
-    slack = _slots(scenario)
-    return sum(
-        later - earlier < 1 / rate - 1e-6
-        for times in lives.values()
-        for earlier, later in zip(times, times[burst + slack :], strict=False)
-    )
+    found = 0
+    for times in lives.values():
+        tokens, last = float(burst), float("-inf")
+        for time in sorted(times):
+            tokens = min(tokens + (time - last) * rate, burst)
+            last = time
+            if tokens < 1 - 1e-6:
+                found += 1
+            else:
+                tokens -= 1
+    return found
 
 
 def _shared_epochs(history: History) -> int:

@@ -12,41 +12,21 @@ from pathlib import Path
 import anyio
 import pytest
 
-from msgbus.resilience import DeadLetterQueue, LetterStatus, SqliteDeadLetterStore
+from msgbus.resilience import LetterStatus
 from msgbus.testing.letters import Checked
+from tests.integration.letter_worker import queue_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
+ROOT = Path(__file__).parents[2]
 LETTERS = 120
 
-# Opens the file, says so, and replays; its handler notes each effect on disk before it returns.
-REPLAYER = """
-import asyncio, os, sys
-from msgbus.resilience import DeadLetterQueue, SqliteDeadLetterStore
-from msgbus.testing.letters import Checked
-
-async def main(path, log):
-    effects = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    async def redeliver(message, handler):
-        os.write(effects, f"{message.number}\\n".encode())
-        os.fsync(effects)
-        await asyncio.sleep(0.002)
-        return None
-
-    async with DeadLetterQueue(SqliteDeadLetterStore(path)) as queue:
-        queue.connect(redeliver)
-        print("open", flush=True)
-        report = await queue.replay_all()
-        print(report.succeeded, flush=True)
-
-asyncio.run(main(*sys.argv[1:]))
-"""
+FILES = pytest.mark.parametrize("name", ["letters.db", "journal.db"])
 
 
 def bury(path: Path, number: int) -> None:
     async def run() -> None:
-        async with DeadLetterQueue(SqliteDeadLetterStore(path)) as queue:
+        async with queue_of(path) as queue, queue:
             for place in range(number):
                 queue.add(
                     Checked(number=place), handler="h", error=ValueError("x"), attempts=1,
@@ -61,11 +41,10 @@ def statuses(path: Path) -> dict[int, LetterStatus]:
     found: dict[int, LetterStatus] = {}
 
     async def run() -> None:
-        queue = DeadLetterQueue(SqliteDeadLetterStore(path))
-        for letter in await queue.find(status=None):
-            assert isinstance(letter.message, Checked)
-            found[letter.message.number] = letter.status
-        await queue.close()
+        async with queue_of(path) as queue:
+            for letter in await queue.find(status=None):
+                assert isinstance(letter.message, Checked)
+                found[letter.message.number] = letter.status
 
     anyio.run(run)
     return found
@@ -77,7 +56,10 @@ def effects(log: Path) -> Counter[int]:
 
 def started(path: Path, log: Path) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", REPLAYER, str(path), str(log)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "tests.integration.letter_worker", str(path), str(log)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "open\n"
@@ -89,8 +71,11 @@ def ended(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def test_a_replay_that_is_killed_again_and_again_handles_every_letter(tmp_path: Path) -> None:
-    path, log = tmp_path / "letters.db", tmp_path / "effects.log"
+@FILES
+def test_a_replay_that_is_killed_again_and_again_handles_every_letter(
+    name: str, tmp_path: Path
+) -> None:
+    path, log = tmp_path / name, tmp_path / "effects.log"
     bury(path, LETTERS)
     chance = random.Random(20260302)
     kills = 0
@@ -132,8 +117,9 @@ def test_a_replay_that_is_killed_again_and_again_handles_every_letter(tmp_path: 
     assert kills >= 6
 
 
-def test_two_processes_at_once_share_the_letters_and_repeat_none(tmp_path: Path) -> None:
-    path, log = tmp_path / "letters.db", tmp_path / "effects.log"
+@FILES
+def test_two_processes_at_once_share_the_letters_and_repeat_none(name: str, tmp_path: Path) -> None:
+    path, log = tmp_path / name, tmp_path / "effects.log"
     bury(path, LETTERS)
 
     first, second = started(path, log), started(path, log)
@@ -144,8 +130,9 @@ def test_two_processes_at_once_share_the_letters_and_repeat_none(tmp_path: Path)
     assert set(statuses(path).values()) == {LetterStatus.REPLAYED}
 
 
-def test_a_process_may_add_while_another_replays(tmp_path: Path) -> None:
-    path, log = tmp_path / "letters.db", tmp_path / "effects.log"
+@FILES
+def test_a_process_may_add_while_another_replays(name: str, tmp_path: Path) -> None:
+    path, log = tmp_path / name, tmp_path / "effects.log"
     bury(path, LETTERS)
 
     process = started(path, log)
@@ -153,7 +140,7 @@ def test_a_process_may_add_while_another_replays(tmp_path: Path) -> None:
     ended(process)
 
     async def count() -> tuple[int, int]:
-        async with DeadLetterQueue(SqliteDeadLetterStore(path)) as queue:
+        async with queue_of(path) as queue, queue:
             return await queue.count(status=None), await queue.count(status=LetterStatus.REPLAYED)
 
     total, replayed = anyio.run(count)

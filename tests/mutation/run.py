@@ -51,7 +51,7 @@ WORKERS: Final = os.cpu_count() or 1
 # One event loop and one store are enough here: what is changed does not know which it is.
 OPTIONS: Final = (
     *("-q", "-x", "-p", "pytest_asyncio.plugin", "-p", "pytest_timeout", "-p", "no:cacheprovider"),
-    *("-k", "not trio and not sqlite", "--timeout=20", "--timeout-method=thread"),
+    *("-k", "not trio and not sqlite and not journal", "--timeout=20", "--timeout-method=thread"),
 )
 # Loaded once, before the processes part: what takes long to import, and nothing of msgbus.
 HEAVY: Final = ("anyio", "pydantic", "sqlite3", "structlog", "trio")

@@ -8,6 +8,7 @@ import pytest
 
 from msgbus.subscriptions import DurableSubscription, Mode
 from msgbus.subscriptions.desk import Desk
+from msgbus.subscriptions.rate import RateLimit
 from msgbus.subscriptions.window import Entry
 from msgbus.testing.simulation import Simulation, main, simulate
 from msgbus.testing.verdicts import Findings
@@ -69,9 +70,24 @@ def overtake_what_waits(subscription: DurableSubscription) -> None:
     subscription.dispatcher.mode = Mode.SHARED
 
 
+def one_token_too_many(subscription: DurableSubscription) -> None:
+    desk = subscription.engine.desk
+    config = desk.config
+    desk.rate = RateLimit(config.rate_limit, config.burst + 1, desk.clock.now())
+
+
+def tokens_a_tenth_too_soon(subscription: DurableSubscription) -> None:
+    desk = subscription.engine.desk
+    rate = desk.config.rate_limit
+    faster = None if rate is None else rate * 1.1
+    desk.rate = RateLimit(faster, desk.config.burst, desk.clock.now())
+
+
 @pytest.mark.parametrize(
     ("sabotage", "finding"),
     [
+        (one_token_too_many, "too_fast"),
+        (tokens_a_tenth_too_soon, "too_fast"),
         (ack_before_delivery, "lost"),
         (drop_under_the_rate_limit, "stuck"),
         (overtake_what_waits, "reordered"),

@@ -25,8 +25,9 @@ FATES = ("handled", "failed", "filtered", "dropped", "abandoned", "queued", "run
 
 
 def run_demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The first act; the second has tests of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "msgbus.demo", *arguments],
+        [sys.executable, "-m", "msgbus.demo", "--no-journal", *arguments],
         cwd=ROOT,
         check=False,
         capture_output=True,
@@ -250,7 +251,7 @@ def test_books_that_do_not_add_up_end_with_1_and_say_which(
 
     monkeypatch.setattr(app, "close_books", cook_the_books)
 
-    assert app.main(["--orders", "20"]) == 1
+    assert app.main(["--orders", "20", "--no-journal"]) == 1
     assert "DO NOT HOLD: the till" in capsys.readouterr().out
 
 
@@ -259,7 +260,7 @@ def test_without_rich_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "rich.console", None)
 
     with pytest.raises(MissingExtraError, match=r"pip install 'msgbus\[cli\]'"):
-        app.main(["--orders", "20"])
+        app.main(["--orders", "20", "--no-journal"])
 
 
 def test_too_few_orders_are_refused() -> None:
@@ -275,4 +276,5 @@ def test_help_teaches() -> None:
     assert done.returncode == 0
     assert "Orders are commands" in done.stdout
     assert "becomes a dead letter" in done.stdout
+    assert "kill -9" in done.stdout
     assert "msgbus/demo" in done.stdout

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from msgbus.errors import CursorError, JournalConflictError
 from msgbus.journal import operations as op
-from msgbus.journal.records import Cursor, TicketState
+from msgbus.journal.records import Cursor, Delivery, TicketState
 from msgbus.journal.sqlite import reads
 from msgbus.journal.sqlite.letters import JournalRows
 from msgbus.journal.sqlite.rows import cursor_checksum, pack
@@ -141,12 +141,15 @@ def _unschedule(store: Store, cancel: op.Unschedule) -> None:
 # -- deliveries and tickets ----------------------------------------------------------------
 
 
-def _add_delivery(store: Store, add: op.AddDelivery) -> None:
-    message_id, handler, attempt, outcome, *rest = add.delivery
-    store.connection.execute(
+def add_deliveries(store: Store, deliveries: Iterable[Delivery]) -> None:
+    """Record how deliveries ended, many at a time."""
+    store.connection.executemany(
         "INSERT INTO msgbus_deliveries (message_id, handler, attempt, outcome, wait, run, "
         "time, error, offset) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (message_id, handler, attempt, outcome.value, *rest),
+        (
+            (message_id, handler, attempt, outcome.value, *rest)
+            for message_id, handler, attempt, outcome, *rest in deliveries
+        ),
     )
 
 
@@ -194,7 +197,6 @@ _EFFECTS: Final[dict[type, Callable[[Store, Any], None]]] = {
     op.Mark: _mark,
     op.Schedule: _schedule,
     op.Unschedule: _unschedule,
-    op.AddDelivery: _add_delivery,
     op.OpenTicket: _open_ticket,
     op.CloseTicket: _close_ticket,
     op.Fence: _fence,

@@ -7,7 +7,7 @@ outside of it.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgbus.errors import CursorError, JournalCorruptError
@@ -92,6 +92,22 @@ def lease(connection: sqlite3.Connection, name: str) -> Lease | None:
     return None if row is None else Lease(*row)
 
 
+def offsets(connection: sqlite3.Connection, message_ids: Sequence[str]) -> dict[str, int]:
+    """Where those of these messages are that are there."""
+    found: dict[str, int] = {}
+    for start in range(0, len(message_ids), CHUNK):
+        chunk = message_ids[start : start + CHUNK]
+        places = ",".join("?" * len(chunk))
+        found.update(
+            connection.execute(
+                "SELECT message_id, offset FROM msgbus_messages "  # noqa: S608 (question marks)
+                f"WHERE message_id IN ({places})",
+                chunk,
+            ).fetchall()
+        )
+    return found
+
+
 def marked(
     connection: sqlite3.Connection, subscription: str, message_ids: Iterable[str]
 ) -> set[str]:
@@ -128,10 +144,15 @@ def deliveries(connection: sqlite3.Connection, message_id: str) -> list[Delivery
     return [Delivery._make((*row[:3], Outcome(row[3]), *row[4:])) for row in rows]
 
 
-def ticket(connection: sqlite3.Connection, message_id: str) -> TicketRow | None:
-    """How an enqueued command stands."""
-    row = connection.execute(
-        "SELECT message_id, state, result, error, time FROM msgbus_tickets WHERE message_id = ?",
-        (message_id,),
-    ).fetchone()
-    return None if row is None else TicketRow(row[0], TicketState(row[1]), *row[2:])
+def tickets(connection: sqlite3.Connection, message_ids: Sequence[str]) -> list[TicketRow]:
+    """How enqueued commands stand."""
+    found: list[TicketRow] = []
+    for start in range(0, len(message_ids), CHUNK):
+        chunk = message_ids[start : start + CHUNK]
+        rows = connection.execute(
+            "SELECT message_id, state, result, error, time FROM msgbus_tickets "  # noqa: S608
+            f"WHERE message_id IN ({','.join('?' * len(chunk))})",
+            chunk,
+        )
+        found += [TicketRow(row[0], TicketState(row[1]), *row[2:]) for row in rows]
+    return found

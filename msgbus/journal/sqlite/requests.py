@@ -43,6 +43,12 @@ class Request:
         self.records = records
         """What a plain append adds: many of them become one statement."""
 
+    def result(self) -> Any:
+        """What became of it, once the reply is there."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
 
 def answer(requests: Iterable[Request]) -> None:
     """Wake all callers, with one message to each event loop."""

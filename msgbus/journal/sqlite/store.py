@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Final, TypeVar, cast, final
 
 from msgbus.errors import LeaseLostError, StoredMessageError
 from msgbus.journal import operations as op
 from msgbus.journal.records import Ack, AckLevel, Lease, Record
 from msgbus.journal.sqlite import reads
-from msgbus.journal.sqlite.effects import effect
+from msgbus.journal.sqlite.effects import add_deliveries, effect
 from msgbus.journal.sqlite.guard import GuardedConnection
 from msgbus.journal.sqlite.rows import COLUMNS, PLAIN_COLUMNS, SIZES, Row, insert, to_row
 
@@ -27,6 +27,9 @@ _INSERTS: Final = {
     columns: [(size, insert(columns, size)) for size in SIZES]
     for columns in (COLUMNS, PLAIN_COLUMNS)
 }
+FEW: Final = 4
+"""Below this many records it is quicker to ask for each whether it is there."""
+
 _FIND: Final = "SELECT offset FROM msgbus_messages WHERE message_id = ?"
 
 
@@ -100,7 +103,24 @@ class Store:
 
     def append(self, records: Sequence[Record]) -> list[Ack]:
         """Add those records that are not there yet."""
-        return [self._append_one(record) for record in records]
+        if len(records) < FEW:
+            return [self._append_one(record) for record in records]
+        known = reads.offsets(self.connection, [record.message_id for record in records])
+        fresh = {one.message_id: one for one in records if one.message_id not in known}
+        offsets = {
+            record.message_id: ack.offset
+            for record, ack in zip(
+                fresh.values(), self.append_new(list(fresh.values())), strict=True
+            )
+        }
+        acks: list[Ack] = []
+        for record in records:
+            # Of two with one id the first is new, the second is not.
+            new = offsets.pop(record.message_id, None)
+            if new is not None:
+                known[record.message_id] = new
+            acks.append(Ack(known[record.message_id], self.level, duplicate=new is None))
+        return acks
 
     def _append_one(self, record: Record) -> Ack:
         found = self.connection.execute(_FIND, (record.message_id,)).fetchone()
@@ -135,11 +155,14 @@ class Store:
     def apply_all(self, operations: Sequence[op.Operation]) -> list[Ack]:
         """All operations in order; the acks of those that append."""
         acks: list[Ack] = []
-        for operation in operations:
-            if isinstance(operation, op.Append):
-                acks.append(self._append_one(operation.record))
+        for kind, run in groupby(operations, type):
+            if kind is op.Append:
+                acks += self.append([cast("op.Append", one).record for one in run])
+            elif kind is op.AddDelivery:
+                add_deliveries(self, [cast("op.AddDelivery", one).delivery for one in run])
             else:
-                effect(self, operation)
+                for operation in run:
+                    effect(self, operation)
         return acks
 
     def check_epoch(self, name: str, epoch: int | None) -> int:

@@ -59,14 +59,25 @@ class Writer:
         self._kept: dict[str, _Kept] = {}
         self._renewals: dict[str, float] = {}
 
-    async def run(
+    async def run(self, work: Callable[[Store], Any], *, alone: bool = False) -> Any:
+        """What `work` gives, once it is committed."""
+        request = self.submit(work, (), alone=alone)
+        try:
+            await request.reply
+        except BaseException:
+            # If the writer has not come to it yet, it need not be written.
+            request.is_abandoned = True
+            raise
+        return request.result()
+
+    def submit(
         self,
-        work: Callable[[Store], Any] | None = None,
-        records: Sequence[Record] = (),
+        work: Callable[[Store], Any] | None,
+        records: Sequence[Record],
         *,
         alone: bool = False,
-    ) -> Any:
-        """What `work` gives, or the acks of `records`, once it is committed."""
+    ) -> Request:
+        """Have `work` done, or `records` appended; the caller waits for the reply."""
         # Kept from call to call: nearly always there is one event loop only.
         runtime = self._runtime = current_runtime(self._runtime)
         request = Request(runtime, work, records)
@@ -80,15 +91,7 @@ class Writer:
             if self._is_asleep:
                 self._is_asleep = False
                 self._bell.release()
-        try:
-            await request.reply
-        except BaseException:
-            # If the writer has not come to it yet, it need not be written.
-            request.is_abandoned = True
-            raise
-        if request.error is not None:
-            raise request.error
-        return request.value
+        return request
 
     def _start(self) -> None:
         if self._is_closed:

@@ -135,6 +135,10 @@ class LetterTests(Suite):
             assert ticket is not None
             assert ticket == ("id", TicketState.DONE, b"42", None, 2.0)
             assert await journal.ticket("unknown") is None
+            await journal.commit([op.OpenTicket("other", 5.0)])
+            rows = await journal.tickets(["unknown", "id", "other"])
+            assert sorted(row.message_id for row in rows) == ["id", "other"]
+            assert await journal.tickets([]) == []
 
     async def test_a_ticket_keeps_an_error(self) -> None:
         async with self.opened() as journal:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from msgbus import CorruptRecordError, JournalError, MsgBusError
-from msgbus.journal import Record, SqliteJournal
-from msgbus.journal.operations import CreateCursor, MoveCursor
+from msgbus.journal import DeadLetter, Record, SqliteJournal
+from msgbus.journal.operations import AddDeadLetter, CreateCursor, MoveCursor
 from msgbus.testing.journal import make_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -119,6 +119,32 @@ async def test_a_flipped_bit_is_never_read_as_data(tmp_path: Path) -> None:
     assert not any(verdict.wrong for verdict in verdicts)
     assert not any(one.incomplete and not one.reported for one in verdicts)
     assert sum(verdict.reported for verdict in verdicts) > FLIPS / 2
+
+
+@pytest.mark.asyncio_only("what is read does not depend on the loop")
+async def test_a_flipped_bit_is_never_read_as_a_dead_letter(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.db"
+    given = [
+        DeadLetter(f"ship-{n % 3}", make_record(n), n, f"E: {n}", 1.5, traceback="x" * 300)
+        for n in range(COUNT)
+    ]
+    async with opened(whole) as journal:
+        await journal.commit([AddDeadLetter(letter) for letter in given])
+    chance = random.Random(4)
+    reported = 0
+    for number in range(FLIPS // 2):
+        damaged = tmp_path / f"{number}.db"
+        flip(whole, damaged, chance)
+        try:
+            async with opened(damaged) as journal:
+                is_sound = (await journal.verify()).is_sound
+                found = await journal.dead_letters(limit=1_000) if is_sound else given
+        except MsgBusError:
+            is_sound, found = False, given
+        assert [letter._replace(id=0) for letter in found] == given
+        reported += not is_sound
+
+    assert reported > FLIPS / 10  # much of so small a file is empty
 
 
 @pytest.mark.asyncio_only("what is read does not depend on the loop")

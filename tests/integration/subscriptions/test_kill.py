@@ -3,132 +3,155 @@
 from __future__ import annotations
 
 import random
-import signal
-import subprocess
-import sys
 from collections import Counter, defaultdict
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from time import sleep
 
 import pytest
 
 from msgbus.journal import Record, SqliteJournal
+from msgbus.resilience import DeadLetterQueue, JournalDeadLetterStore
 from msgbus.subscriptions import DurableSubscription, Mode
 from msgbus.testing.journal import make_record
-from tests.integration.subscriptions.worker import config
+from tests.integration.subscriptions.nursery import Child, Nursery, nursery
+from tests.integration.subscriptions.worker import AHEAD, FLUSH, config
 
-ROOT = Path(__file__).resolve().parents[3]
-KILLS = 12
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.asyncio_only("one is enough")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio_only("one is enough")]
 
 
-def command(path: Path, run: str, what: str) -> list[str]:
-    return [
-        sys.executable, "-m", "tests.integration.subscriptions.worker", str(path), run, what
-    ]  # fmt: skip
+class Book:
+    """What the killed have said, and what the journal says of it."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.appended: set[str] = set()
+        self.scheduled: set[str] = set()
+        self.handled: dict[str, Counter[str]] = {mode: Counter() for mode in Mode}
+        self.cursors: dict[str, list[int]] = {mode: [] for mode in Mode}
+        self.reordered = 0
+        self.most_repeated = 0
+        self.sent_too_early = 0
+        """Messages that were sent, and are in the schedule still."""
 
-def lines_of(said: Path) -> list[list[str]]:
-    # The last line may be cut off.
-    return [line.split() for line in said.read_text().rpartition("\n")[0].splitlines()]
-
-
-def run_and_kill(path: Path, run: str, delay: float) -> list[list[str]]:
-    said = path.with_name(f"{run}.txt")
-    with said.open("wb") as output:
-        worker = subprocess.Popen(command(path, run, "storm"), cwd=ROOT, stdout=output)
-        try:
-            while b"handled" not in said.read_bytes():
-                with suppress(subprocess.TimeoutExpired):
-                    code = worker.wait(0.01)
-                    pytest.fail(f"the worker ended by itself: {code}")
-            with suppress(subprocess.TimeoutExpired):
-                worker.wait(delay)
-        finally:
-            worker.kill()
-            assert worker.wait() == -signal.SIGKILL
-    return lines_of(said)
-
-
-def check_order(lines: list[list[str]]) -> int:
-    """Messages of a key that one process handled before an earlier one of that key."""
-    seen: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for what, *words in lines:
-        if what == "handled" and words[0] != Mode.SHARED:
-            key, _, number = words[1].rpartition(".")
-            seen[words[0], key].append(int(number))
-    return sum(b <= a for numbers in seen.values() for a, b in pairwise(numbers))
-
-
-async def finish(path: Path, handled: dict[str, Counter[str]]) -> None:
-    """Do what the killed have left; a message that was in hand at three kills is a letter."""
-    async with SqliteJournal(path, reserve=0) as journal:
+    def listen(self, lines: list[list[str]]) -> None:
+        self.appended |= {words[1] for words in lines if words[0] == "appended"}
+        self.scheduled |= {words[1] for words in lines if words[0] == "scheduled"}
+        handled = [words[1:] for words in lines if words[0] == "handled"]
+        self.reordered += out_of_order(handled)
         for mode in Mode:
+            before = self.handled[mode].copy()
+            mine = [words[3] for words in handled if words[0] == mode]
+            repeated = sum(1 for message_id in mine if before[message_id])
+            self.most_repeated = max(self.most_repeated, repeated)
+            self.handled[mode].update(mine)
 
-            async def deliver(record: Record, attempt: int, mode: Mode = mode) -> None:
-                handled[mode][record.message_id] += 1
-
-            subscription = DurableSubscription(journal, mode, deliver, config(mode))
-            await subscription.start()
-            await subscription.caught_up(timeout=60)
-            await subscription.close()
-        for letter in await journal.dead_letters():
-            assert letter.error is not None
-            assert "process ended while it was being handled" in letter.error
-            handled[letter.subscription][letter.record.message_id] += 1
-
-
-def run_until_it_ends_well(path: Path) -> list[int]:
-    """The exit codes of a process that is started again until it ends by itself."""
-    codes: list[int] = []
-    while 0 not in codes and len(codes) < 10:
-        done = subprocess.run(
-            command(path, "deadly", "deadly"), cwd=ROOT, check=False, capture_output=True
-        )
-        codes.append(done.returncode)
-    return codes
-
-
-async def test_kills_lose_nothing_and_keep_order_and_cursors(tmp_path: Path) -> None:
-    path = tmp_path / "journal.db"
-    chance = random.Random(5)
-    appended: set[str] = set()
-    handled: dict[str, Counter[str]] = {mode: Counter() for mode in Mode}
-    cursors: dict[str, list[int]] = {mode: [] for mode in Mode}
-    for number in range(KILLS):
-        lines = run_and_kill(path, f"run{number}", chance.uniform(0.05, 0.5))
-        assert check_order(lines) == 0
-        appended |= {words[1] for words in lines if words[0] == "appended"}
-        for mode in Mode:
-            handled[mode].update(words[2] for words in lines if words[:2] == ["handled", mode])
-        async with SqliteJournal(path, reserve=0) as journal:
+    async def look(self) -> None:
+        async with SqliteJournal(self.path, reserve=0) as journal:
             for cursor in await journal.cursors():
-                cursors[cursor.name].append(cursor.offset)
+                self.cursors[cursor.name].append(cursor.offset)
 
-    await finish(path, handled)
+    async def finish(self) -> None:
+        """Do what the killed have left."""
+        async with SqliteJournal(self.path, reserve=0) as journal:
+            for mode in Mode:
 
-    assert len(appended) > KILLS
-    for mode in Mode:
-        assert appended - set(handled[mode]) == set()
-        again = sum(count - 1 for count in handled[mode].values())
-        assert again <= KILLS * (200 + 100), "window and debounce bound what is repeated"
-        assert cursors[mode] == sorted(cursors[mode])
+                async def deliver(record: Record, attempt: int, mode: Mode = mode) -> None:
+                    self.handled[mode][record.message_id] += 1
+
+                subscription = DurableSubscription(journal, mode, deliver, config(mode))
+                await subscription.start()
+                await subscription.caught_up(timeout=120)
+                while await journal.count_scheduled(subscription=mode):
+                    await journal.changed(await journal.changed(-1), timeout=0.1)
+                await subscription.close()
+            for letter in await journal.dead_letters():
+                # In hand at so many kills that its tries are used up.
+                self.handled[letter.subscription][letter.record.message_id] += 1
+            for entry in await journal.due(float("inf"), 1_000_000):
+                for mode in Mode:
+                    self.sent_too_early += self.handled[mode][entry.id] > 0
+                    self.handled[mode][entry.id] += 1
+
+    def lost(self) -> int:
+        safe = self.appended | self.scheduled
+        return sum(len(safe - set(self.handled[mode])) for mode in Mode)
+
+
+def out_of_order(handled: list[list[str]]) -> int:
+    """Messages that one process handled before an earlier one of the same order."""
+    orders: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
+    for mode, epoch, offset, message_id in handled:
+        if mode == Mode.EXCLUSIVE:
+            orders[mode, epoch].append(int(offset))
+        elif mode == Mode.KEY_SHARED and ".later." not in message_id:
+            orders[mode, epoch, message_id.rpartition(".")[0]].append(int(offset))
+    return sum(b <= a for offsets in orders.values() for a, b in pairwise(offsets))
+
+
+def run_and_kill(home: Nursery, path: Path, what: str, run: str, delay: float) -> Child:
+    child = home.start(what, path, run)
+    child.until(lambda lines: any(words[0] == "handled" for words in lines))
+    sleep(delay)
+    child.kill()
+    return child
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_twenty_kills_lose_nothing_and_keep_order_and_cursors(
+    tmp_path: Path, seed: int
+) -> None:
+    book = Book(tmp_path / "journal.db")
+    chance = random.Random(seed)
+    with nursery() as home:
+        for number in range(20):
+            delay = chance.uniform(0.0, 0.3)
+            book.listen(run_and_kill(home, book.path, "storm", f"run{number}", delay).lines())
+            await book.look()
+    await book.finish()
+
+    assert min(len(book.appended), len(book.scheduled)) > 20
+    assert book.lost() == 0
+    assert book.reordered == 0
+    assert book.sent_too_early == 0
+    assert book.most_repeated <= FLUSH + AHEAD, "window and debounce bound what is repeated"
+    for positions in book.cursors.values():
+        assert positions == sorted(positions)
+        assert positions[-1] > positions[0]
+
+
+@pytest.mark.parametrize("what", ["early", "early-ack"])
+async def test_what_is_acknowledged_too_early_is_found(tmp_path: Path, what: str) -> None:
+    book = Book(tmp_path / "journal.db")
+    kills = 0
+    with nursery() as home:
+        while not book.lost() and kills < 20:
+            for _ in range(4):
+                kills += 1
+                book.listen(run_and_kill(home, book.path, what, f"run{kills}", 0.1).lines())
+            await book.finish()
+
+    assert book.lost() > 0
 
 
 async def test_a_message_that_kills_its_process_does_not_do_so_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     async with SqliteJournal(path, reserve=0) as journal:
         await journal.append([make_record(number) for number in range(6)])
-    codes = run_until_it_ends_well(path)
+    codes: list[int] = []
+    with nursery() as home:
+        while 0 not in codes and len(codes) < 10:
+            codes.append(home.start("deadly", path, f"run{len(codes)}").wait())
 
     async with SqliteJournal(path, reserve=0) as journal:
         letters = await journal.dead_letters("deadly")
+        queue = DeadLetterQueue(JournalDeadLetterStore(journal))
+        found = await queue.find(handler="deadly")
         cursor = await journal.cursor("deadly")
 
     # One try of which only the window is known, then three that are counted.
     assert codes == [7, 7, 7, 7, 0]
     assert [letter.record.json()["number"] for letter in letters] == [3]
+    assert [(one.payload, one.reason) for one in found] == [('{"number":3}', "retries exhausted")]
     assert cursor is not None
     assert (cursor.offset, cursor.is_clean) == (6, True)

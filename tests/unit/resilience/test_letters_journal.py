@@ -51,6 +51,10 @@ def opened(folder: Path, **options: object) -> SqliteJournal:
     return SqliteJournal(folder / "journal.db", **{"reserve": 0, **options})  # type: ignore[arg-type]
 
 
+def names(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir()]
+
+
 @contextmanager
 def beside(folder: Path) -> Generator[sqlite3.Connection]:
     """A connection of somebody else's."""
@@ -126,6 +130,36 @@ async def test_letters_are_kept_in_memory_without_a_journal() -> None:
         assert not isinstance(bus.dead_letters.store, JournalDeadLetterStore)
 
 
+async def test_a_bus_that_was_never_used_opens_no_journal(tmp_path: Path) -> None:
+    bus = ResilientMessageBus(journal=f"sqlite:///{tmp_path}/journal.db")
+
+    before = bus.stats().dead_letters
+    await bus.stop()
+
+    assert (before, bus.stats().dead_letters) == (0, 0)
+    assert names(tmp_path) == []
+
+
+async def test_a_bus_that_was_never_started_keeps_what_failed(tmp_path: Path) -> None:
+    async def charge(command: ChargeCard) -> str:
+        raise ConnectionError(f"no answer for {command.order}")
+
+    def make() -> ResilientMessageBus:
+        url = f"sqlite:///{tmp_path}/journal.db"
+        bus = ResilientMessageBus(journal=url, retry=None, breaker=None)
+        bus.register_command_handler(ChargeCard, charge)
+        return bus
+
+    bus = make()
+    assert not (await bus.execute(ChargeCard(order=1))).success
+    await bus.stop()
+    assert bus.stats().dead_letters == 1
+
+    bus = make()
+    assert [one.message for one in await bus.dead_letters.find()] == [ChargeCard(order=1)]
+    await bus.stop()
+
+
 # -- writing -----------------------------------------------------------------------------------
 
 
@@ -185,7 +219,8 @@ async def test_letters_whose_journal_never_came_are_told_as_lost() -> None:
 
     await store.close()
 
-    assert notices == ["refused 1: its journal was never opened"]
+    assert len(notices) == 1
+    assert notices[0].startswith("refused 1: DeadLetterStoreError: The journal of these dead ")
     assert store.add(letter(2)) == "the store is closed"
 
 

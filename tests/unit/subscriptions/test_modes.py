@@ -13,7 +13,6 @@ from msgbus.clock import VirtualClock
 from msgbus.errors import BusStateError, SettleTimeoutError
 from msgbus.journal import AckLevel, Journal, Record
 from msgbus.subscriptions import (
-    Delivery,
     Dispatcher,
     Mode,
     Standing,
@@ -172,37 +171,6 @@ async def test_a_key_can_be_computed_by_the_subscription(make_journal: Make) -> 
 
         assert overlaps == []
         assert subscription.progress().counts.acked == 20
-
-
-async def test_at_most_once_moves_the_cursor_before_the_delivery(make_journal: Make) -> None:
-    async with stage(make_journal) as s:
-        positions: list[tuple[int, int]] = []
-
-        async def deliver(record: Record, attempt: int) -> None:
-            positions.append((record.offset, await s.position()))
-
-        await s.append(*range(20))
-        subscription = await s.start(deliver, delivery=Delivery.AT_MOST_ONCE)
-        await s.until(lambda: len(positions) == 20)
-
-        assert all(stored >= offset for offset, stored in positions)
-        # Not further than what is in hand: a crash loses no others.
-        assert all(stored == offset for offset, stored in positions)
-        await subscription.close()
-
-
-async def test_at_most_once_never_tries_again(make_journal: Make) -> None:
-    async with stage(make_journal) as s:
-        handler = Handler()
-        handler.failures = {1: -1}
-        await s.append(0, 1, 2)
-        subscription = await s.start(handler, delivery=Delivery.AT_MOST_ONCE)
-
-        await s.until(lambda: handler.numbers == [0, 1, 2])
-        await s.until(lambda: subscription.progress().counts.dead_lettered == 1)
-
-        assert handler.tries(1) == [1]
-        assert len(await s.shared.dead_letters("receipts")) == 1
 
 
 async def test_only_what_it_asks_for_is_delivered(make_journal: Make) -> None:

@@ -27,11 +27,17 @@ COUNTERS = [
     "events_published", "events_processed", "events_failed", "events_filtered",
     "events_rejected", "events_dropped", "events_abandoned",
     "commands_sent", "commands_processed", "commands_failed", "commands_cancelled",
+    "subscription_delivered", "subscription_acked", "subscription_skipped", "subscription_failed",
+    "subscription_timed_out", "subscription_redelivered", "subscription_dead_lettered",
+    "subscription_dropped", "subscription_stalls", "subscription_errors",
+    "journal_write_failures", "outbox_relayed", "outbox_failures",
 ]  # fmt: skip
 HISTOGRAMS = ["event_processing_duration_seconds", "command_processing_duration_seconds"]
 GAUGES = [
     "queue_size", "backpressure_active", "active_sessions", "registered_handlers",
     "events_scheduled", "circuit_breaker_state", "dead_letter_queue_size",
+    "subscription_lag", "subscription_oldest_unacked_seconds", "subscription_scheduled",
+    "subscription_active", "subscription_in_flight", "subscription_waiting", "journal_backlog",
 ]  # fmt: skip
 
 

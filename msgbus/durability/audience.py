@@ -1,0 +1,117 @@
+"""Who is shown history, and which part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, final
+
+from msgbus.durability.wire_names import WireNames
+from msgbus.errors import ConfigurationError, HandlerSignatureError
+from msgbus.messages import Event
+from msgbus.registrations import make_registration
+from msgbus.routing.topics import TopicPattern
+from msgbus.signatures import taken
+from msgbus.subscription import Subscription
+
+if TYPE_CHECKING:
+    from msgbus.durability.hub import Durability
+    from msgbus.injection import Call
+    from msgbus.journal.records import Record
+    from msgbus.messages import Message
+    from msgbus.registrations import Registration
+
+
+@final
+class Audience:
+    """One handler, ready to be called, and what it is to see.
+
+    Raises:
+        ConfigurationError: There is no such handler.
+        HandlerSignatureError: The function could never be called.
+    """
+
+    def __init__(
+        self,
+        hub: Durability,
+        to: str | Subscription | Callable[..., Any],
+        *,
+        names: Collection[str] | None,
+        topic: str | None,
+    ) -> None:
+        self.registration: Registration
+        self.call: Call
+        classes: tuple[type[Message], ...]
+        if isinstance(to, str | Subscription):
+            self.registration = _registered(hub, to)
+            self.call = hub.core.chain(self.registration, None)
+            classes = (self.registration.message_type,)
+        else:
+            self.registration, classes = _of_function(to)
+            self.call = hub.core.bound(self.registration)
+        self.names = _names(hub, classes, names)
+        """The wire names it is to see; `None` for all."""
+        self._topic = None if topic is None else TopicPattern(topic)
+        queue = self.registration.queue or hub.core.config.queue
+        self.size = queue.batch_size if self.registration.batch else 1
+        """How many events it is shown at a time."""
+
+    def wants(self, record: Record) -> bool:
+        """Whether its topic is among those that are to be seen."""
+        patterns = (self.registration.pattern, self._topic)
+        return all(one is None or one.matches(record.topic) for one in patterns)
+
+
+def _registered(hub: Durability, to: str | Subscription) -> Registration:
+    """The registration of a handler of the bus, by its own name or the one in the journal."""
+    known = [
+        one
+        for session_id, one in hub.core.registry.registrations()
+        if session_id is None and not one.is_command
+    ]
+    if isinstance(to, Subscription):
+        found = [one for one in known if to.is_of(one)]
+    else:
+        found = [one for one in known if to in _names_of(hub, one)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        choice = ", ".join(sorted(name for one in found for name in _names_of(hub, one)[:1]))
+        message = f"{len(found)} event handlers are called {to!r}. Name one of them: {choice}."
+    else:
+        names = sorted({name for one in known for name in _names_of(hub, one)})
+        shown = f"It has: {', '.join(names)}" if names else "It has none"
+        message = f"This bus has no event handler {to!r}. {shown}."
+    raise ConfigurationError(message)
+
+
+def _names_of(hub: Durability, registration: Registration) -> list[str]:
+    handler = hub.subscribers.of(registration)
+    full = f"{registration.name}[{registration.target_name}]"
+    return [full if handler is None else handler.name, registration.name, full]
+
+
+def _of_function(
+    function: Callable[..., Any],
+) -> tuple[Registration, tuple[type[Message], ...]]:
+    try:
+        classes, is_list = taken(function, Event)
+        return make_registration(classes[0], function, batch=is_list), classes
+    except HandlerSignatureError as error:
+        error.add_note(
+            "The annotation of its first parameter says which events a function is shown: an "
+            "event class that can be found from where it is defined, a union of them, or Event."
+        )
+        raise
+
+
+def _names(
+    hub: Durability, classes: tuple[type[Message], ...], names: Collection[str] | None
+) -> Collection[str] | None:
+    if isinstance(names, str):
+        names = (names,)
+    if Event in classes:
+        # For the classes to be known by the time their records are read.
+        len(WireNames(Event, hub.codec))
+        return None if names is None else frozenset(names)
+    known = frozenset[str]().union(*(WireNames(one, hub.codec) for one in classes))
+    return known if names is None else known & frozenset(names)

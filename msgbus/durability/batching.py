@@ -1,0 +1,177 @@
+"""Publishing many events on a bus with a journal: many of them to a commit.
+
+Two take turns: one reads the events and asks the filters, the other gives them their places
+and commits them. So a source that lets one wait holds up nothing that it has given already,
+and whatever arrives during a commit forms the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable
+from typing import TYPE_CHECKING, Final, final
+
+import anyio
+
+from msgbus.context import current_frame
+from msgbus.durability.transactions import current_transaction
+from msgbus.errors import BusClosedError
+from msgbus.messages import SystemEvent
+from msgbus.receipts import PublishReceipt
+
+if TYPE_CHECKING:
+    from msgbus.durability.hub import Durability
+    from msgbus.durability.publishing import Placed
+    from msgbus.messages import Event
+    from msgbus.plans import EventPlan
+
+LARGEST: Final = 1000
+"""Events of one commit, at most."""
+
+
+@final
+class Batch:
+    """Many events on their way to the journal.
+
+    Args:
+        hub: Whose journal it is.
+        told: Called with each event and what became of it.
+        size: Events of one commit; never more than `LARGEST`.
+    """
+
+    def __init__(
+        self,
+        hub: Durability,
+        told: Callable[[Event, PublishReceipt], object],
+        size: int = LARGEST,
+    ) -> None:
+        self._hub = hub
+        self._bus = hub.core.bus
+        self._told = told
+        self._size = min(size, LARGEST)
+        self._outer = current_frame.get()
+        self._read: list[Event] = []
+        """Those that wait for their place."""
+        self._is_all = False
+        """Whether there will be no more."""
+        self._news = anyio.Event()
+        self._room = anyio.Event()
+        self._fault: Exception | None = None
+        """Why the source, or one of its events, was the last."""
+        self._failure: Exception | None = None
+        """Why nothing more can be written."""
+
+    async def publish(self, events: Iterable[Event] | AsyncIterable[Event]) -> None:
+        """Publish all of them, in order; those before one that is refused are published.
+
+        Raises:
+            WrongMessageTypeError: One is no event.
+            StoredMessageError: One cannot be written as JSON.
+            JournalError: The journal did not take a commit; nothing of that one is published.
+        """
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._write_all, group.cancel_scope)
+            await self._read_all(events)
+        # What stopped the writer came first in the order of the events.
+        error = self._failure or self._fault
+        if error is not None:
+            raise error
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    async def _read_all(self, events: Iterable[Event] | AsyncIterable[Event]) -> None:
+        try:
+            if isinstance(events, AsyncIterable):
+                async for event in events:
+                    await self._take(event)
+            else:
+                for event in events:
+                    await self._take(event)
+        except Exception as error:
+            self._fault = error
+        finally:
+            self._is_all = True
+            self._news.set()
+
+    async def _take(self, event: Event) -> None:
+        transaction = current_transaction.get()
+        if transaction is not None and transaction.hub is self._hub:
+            self._told(event, await self._bus.publish(event))
+            return
+        refused = await self._bus.ask_filters(event, self._plan(event))
+        if refused is not None:
+            self._told(event, refused)
+            return
+        while len(self._read) >= self._size:
+            self._room = anyio.Event()
+            await self._room.wait()
+        self._read.append(event)
+        self._news.set()
+
+    def _plan(self, event: Event) -> EventPlan:
+        return self._bus.prepare_event(event, self._outer)
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    async def _write_all(self, both: anyio.CancelScope) -> None:
+        try:
+            while True:
+                while not self._read:
+                    if self._is_all:
+                        return
+                    self._news = anyio.Event()
+                    await self._news.wait()
+                events, self._read = self._read, []
+                self._room.set()
+                await self._write(events)
+        except Exception as error:
+            self._failure = error
+            both.cancel()
+
+    async def _write(self, events: list[Event]) -> None:
+        """Place and commit these, in one go if there is room for all.
+
+        Nothing is awaited between the first place and the commit, so the queues have the
+        order of the journal, and nobody waits behind a gate for long.
+        """
+        placed: list[Placed] = []
+        try:
+            for event in events:
+                plan = self._plan_again(event)
+                if placed and not _has_room(plan):
+                    # To wait with places taken would be to wait for handlers that wait for
+                    # this commit.
+                    ready, placed = placed, []
+                    await self._commit(ready)
+                    plan = self._plan_again(event)
+                one = await self._place(event, plan)
+                if isinstance(one, PublishReceipt):
+                    self._told(event, one)
+                else:
+                    placed.append(one)
+        finally:
+            # Also if one was refused: those before it are published.
+            if placed:
+                await self._commit(placed)
+
+    def _plan_again(self, event: Event) -> EventPlan:
+        # Since it was read, handlers may have come or gone, and the bus may have stopped.
+        try:
+            return self._plan(event)
+        except BusClosedError:
+            self._hub.core.ledger.event(type(event).__name__).rejected += 1
+            raise
+
+    async def _place(self, event: Event, plan: EventPlan) -> Placed | PublishReceipt:
+        if isinstance(event, SystemEvent):
+            return await self._bus.admit(event, plan, self._outer)
+        return await self._hub.publisher.place(event, plan, self._outer)
+
+    async def _commit(self, placed: list[Placed]) -> None:
+        receipts = await self._hub.publisher.commit((), placed)
+        for one, receipt in zip(placed, receipts, strict=True):
+            self._told(one.event, receipt)
+
+
+def _has_room(plan: EventPlan) -> bool:
+    """Whether one more event neither waits for room nor pushes another out."""
+    return all(queue.has_room and not queue.is_backpressured for queue in plan.queues)

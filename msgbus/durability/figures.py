@@ -1,0 +1,62 @@
+"""What a bus with a journal counts, as plain values for `bus.stats()`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
+
+if TYPE_CHECKING:
+    from msgbus.durability.hub import Durability
+    from msgbus.durability.subscribers import DurableHandler
+
+
+def subscription_stats(hub: Durability) -> dict[str, SubscriptionStats]:
+    """How each durable handler stands, by its name in the journal."""
+    return {handler.name: _figures(handler) for handler in hub.subscribers}
+
+
+def _figures(handler: DurableHandler) -> SubscriptionStats:
+    progress = handler.progress()
+    if progress is None:
+        return SubscriptionStats(name=handler.name, handler=handler.registration.name)
+    counts = progress.counts
+    return SubscriptionStats(
+        name=handler.name,
+        handler=handler.registration.name,
+        standing=progress.standing.value,
+        last_acked=progress.last_acked,
+        lag=progress.lag,
+        oldest_unacked_age=progress.oldest_unacked_age,
+        in_flight=progress.in_flight,
+        buffered=progress.buffered,
+        waiting=progress.waiting,
+        scheduled=progress.scheduled,
+        parked_keys=progress.parked_keys,
+        is_recovering=progress.is_recovering,
+        delivered=counts.delivered,
+        acked=counts.acked,
+        refused=counts.refused,
+        skipped=counts.skipped,
+        failed=counts.failed,
+        timed_out=counts.timed_out,
+        redelivered=counts.redelivered,
+        dead_lettered=counts.dead_lettered,
+        dropped=counts.dropped,
+        stalls=counts.stalls,
+        errors=counts.errors,
+        last_error=progress.last_error,
+    )
+
+
+def journal_stats(hub: Durability) -> JournalStats:
+    """What is written to the journal, and what waits to be."""
+    level = hub.level
+    return JournalStats(
+        level=None if level is None else level.name.lower(),
+        appended=hub.publisher.appended,
+        backlog=hub.recorder.backlog,
+        write_failures=hub.recorder.failures,
+        relayed=sum(relay.published for relay in hub.relays),
+        relay_failures=sum(relay.failures for relay in hub.relays),
+    )

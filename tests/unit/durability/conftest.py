@@ -1,0 +1,55 @@
+"""Where the buses of one test keep their journal: in memory, or in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msgbus import MessageBus
+from msgbus.clock import VirtualClock
+from msgbus.journal import Journal, MemoryJournal
+from tests.durable_shop import url_of
+from tests.unit.durability.places import Place
+
+
+class Site:
+    """One journal on virtual time, and as many buses on it as a test wants."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.clock = VirtualClock()
+        self._path = path
+        self._memory = None if path is not None else MemoryJournal(clock=self.clock)
+
+    @property
+    def journal(self) -> str | Journal:
+        return url_of(self._path) if self._path is not None else self._shared
+
+    @property
+    def _shared(self) -> MemoryJournal:
+        assert self._memory is not None
+        return self._memory
+
+    def bus(self, *arguments: Any, **options: Any) -> MessageBus:
+        options.setdefault("journal", self.journal)
+        return MessageBus(*arguments, clock=self.clock, **options)
+
+
+@pytest.fixture(params=["memory", "file"])
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
+    return Site(tmp_path if request.param == "file" else None)
+
+
+@pytest.fixture
+def memory() -> Site:
+    return Site(None)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """A journal that outlives its bus, in real time."""
+    if request.param == "sqlite":
+        return lambda: f"sqlite:///{tmp_path / 'journal.db'}"
+    journal = MemoryJournal()
+    return lambda: journal
