@@ -31,7 +31,7 @@ async def test_the_policy_is_kept_by_the_subscription_and_tries_are_not_multipli
 
         assert attempts == [1, 2, 3]
         (letter,) = await bus.dead_letters.find()
-        assert (letter.handler, letter.attempts) == ("shaky:Placed", 3)
+        assert (letter.handler, letter.attempts) == ("shaky:durable.Placed", 3)
         assert [one[2] for one in await outcomes(bus, event.message_id)] == ["failed"] * 3
         conserves(bus)
 
@@ -101,7 +101,7 @@ async def test_commands_and_durable_handlers_share_the_file(tmp_path: Path) -> N
     again = ResilientMessageBus(journal=url_of(tmp_path))
     async with again:
         letters = await again.dead_letters.find()
-        assert {one.handler for one in letters} == {"fail_event:Placed", "fail_command"}
+        assert {one.handler for one in letters} == {"fail_event:durable.Placed", "fail_command"}
         assert {one.error_type for one in letters} == {"DownError"}
 
 
