@@ -12,36 +12,37 @@ _UNKNOWN: Final = 0
 
 @final
 class Parking:
-    """Knows the newest dead letter of each parked key, and looks whether it is still there."""
+    """Knows one dead letter of each parked key, and looks whether it is still there."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._newest: dict[str, int] = {}
+        self._letters: dict[str, int] = {}
 
     def __len__(self) -> int:
-        return len(self._newest)
+        return len(self._letters)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._newest
+        return key in self._letters
 
     def clear(self) -> None:
         """Park nothing, until the next dead letter."""
-        self._newest.clear()
+        self._letters.clear()
 
     def add(self, key: str) -> None:
         """A message of this key has become a dead letter."""
-        self._newest[key] = _UNKNOWN
+        # One that is known is enough; to find out the number of the new one is not cheap.
+        self._letters.setdefault(key, _UNKNOWN)
 
     async def load(self) -> None:
         """Park the keys of all dead letters."""
-        self._newest = await self._ledger.letters_by_key()
+        self._letters = await self._ledger.letters_by_key()
 
     async def look(self, key: str) -> None:
         """Unpark a key whose dead letters were all replayed or dropped."""
-        newest = self._newest.get(key)
-        if newest is None:
+        known = self._letters.get(key)
+        if known is None:
             return
-        if newest == _UNKNOWN or not await self._ledger.has_letter(newest):
+        if known == _UNKNOWN or not await self._ledger.has_letter(known):
             # Only keys that are parked: `clear` may have let others go.
             there = await self._ledger.letters_by_key()
-            self._newest = {key: there[key] for key in self._newest if key in there}
+            self._letters = {key: there[key] for key in self._letters if key in there}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
 from msgbus.clock import VirtualClock
-from msgbus.journal import Journal, MemoryJournal
+from msgbus.journal import DeadLetter, Journal, MemoryJournal
 from msgbus.journal.operations import DropDeadLetter
 from msgbus.subscriptions import Mode, RetryTiers
 from tests.stage import Handler, Stage, stage
@@ -178,6 +179,43 @@ async def test_a_parked_key_goes_on_when_its_dead_letters_are_gone(make_journal:
 
         assert handler.handled == [3, 5, 6]
         assert subscription.progress().parked_keys == 0
+
+
+class LettersOf:
+    """A journal that notes how many dead letters were read at a time."""
+
+    def __init__(self, inner: Journal) -> None:
+        self._inner = inner
+        self.limits: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    @property
+    def journal(self) -> Journal:
+        return cast("Journal", self)
+
+    async def dead_letters(
+        self, subscription: str | None = None, *, after: int = 0, limit: int = 100
+    ) -> list[DeadLetter]:
+        self.limits.append(limit)
+        return await self._inner.dead_letters(subscription, after=after, limit=limit)
+
+
+async def test_many_messages_of_a_parked_key_do_not_read_all_letters_each_time() -> None:
+    async with stage(memory) as s:
+        handler = Handler()
+        await park(s, handler)
+        s.shared = (letters := LettersOf(s.shared)).journal
+        subscription = await s.start(handler, mode=Mode.KEY_SHARED, park_key=True)
+        await s.until(lambda: subscription.progress().last_acked == 3)
+        for number in range(4, 54):
+            await s.append_keyed((number, "a"))
+            await subscription.caught_up()
+
+        assert subscription.progress().counts.dead_lettered == 52
+        assert letters.limits.count(100) <= 4, "pages of letters, at the start and once later"
+        assert letters.limits.count(1) >= 50, "single letters"
 
 
 async def test_resume_lets_parked_keys_go(make_journal: Make) -> None:
