@@ -8,25 +8,25 @@ from typing import Any
 from msgbus import Command, Event, MessageBus, Query
 
 
-class Placed(Event, key="sku"):
+class Placed(Event, name="durable.Placed", key="sku"):
     sku: str = "tea"
     number: int = 0
 
 
-class PlacedOnline(Placed):
+class PlacedOnline(Placed, name="durable.PlacedOnline"):
     channel: str = "web"
 
 
-class Shipped(Event, topic="shop.orders.shipped"):
+class Shipped(Event, name="durable.Shipped", topic="shop.orders.shipped"):
     sku: str = "tea"
     number: int = 0
 
 
-class Place(Command[str]):
+class Place(Command[str], name="durable.Place"):
     sku: str = "tea"
 
 
-class CountOrders(Query[int]):
+class CountOrders(Query[int], name="durable.CountOrders"):
     pass
 
 

@@ -160,7 +160,8 @@ class Claim:
             traceback=stored_traceback(error),
             reason=reason,
         )
-        return closing if await self._end([closing, AddDeadLetter(letter)]) else None
+        told = self._hub.recorder.burial(self.record, COMMANDS, attempts, error)
+        return closing if await self._end([closing, AddDeadLetter(letter), *told]) else None
 
     async def drop(self) -> None:
         """It is done already: take it out of the schedule."""

@@ -13,7 +13,7 @@ import anyio
 from msgbus.context import current_frame
 from msgbus.errors import HandlerTimeoutError, JournalError, Refusal, StoredMessageError
 from msgbus.journal.operations import AddDelivery, Append, Operation
-from msgbus.journal.records import Delivery, Outcome
+from msgbus.journal.records import Delivery, Outcome, Record
 from msgbus.messages import Message, Query, SystemEvent, metadata_of
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -141,6 +141,44 @@ class Recorder:
                 meta.message_id, handler, attempt, outcome, wait, run, ended, text, offset or None
             )
             self.add(AddDelivery(delivery))
+
+    def burial(
+        self, record: Record, handler: str, attempts: int, error: BaseException | None
+    ) -> list[Operation]:
+        """That a message was given up, to be written with its dead letter."""
+        now = self._hub.core.clock.time()
+        return self._given_up(
+            record.message_id, handler, attempts, error, now - record.time, record.offset or None
+        )
+
+    def buried(self, message: Message, handler: str, attempts: int, error: BaseException) -> None:
+        """A message was given up; its dead letter is kept elsewhere."""
+        meta = metadata_of(message)
+        now = self._hub.core.clock.time()
+        offset, time = meta.place or (0, now)
+        for operation in self._given_up(
+            meta.message_id, handler, attempts, error, now - time, offset or None
+        ):
+            self.add(operation)
+
+    def _given_up(
+        self,
+        message_id: str,
+        handler: str,
+        attempts: int,
+        error: BaseException | None,
+        wait: float,
+        offset: int | None,
+    ) -> list[Operation]:
+        if self._what == "messages":
+            return []
+        text = None if error is None else redact_exception(error)
+        now = self._hub.core.clock.time()
+        end = Outcome.DEAD_LETTERED
+        delivery = Delivery(
+            message_id, handler, attempts, end, max(wait, 0.0), 0.0, now, text, offset
+        )
+        return [AddDelivery(delivery)]
 
     # -- the buffer ------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
+    from msgbus.journal.operations import Operation
     from msgbus.registrations import Registration
     from msgbus.subscriptions.progress import Progress
 
@@ -121,12 +122,18 @@ class DurableHandler:
             names=self.names,
             matches=self.wants,
             clock=self._hub.core.clock,
+            on_dead_letter=self._given_up,
         )
         if self.names is None:
             # For the classes to be known by the time their records are read.
             len(WireNames(Event, self._hub.codec))
         await subscription.start()
         self.subscription = subscription
+
+    def _given_up(
+        self, record: Record, error: BaseException | None, attempts: int
+    ) -> list[Operation]:
+        return self._hub.recorder.burial(record, self.registration.name, attempts, error)
 
     def _final_config(self) -> SubscriptionConfig:
         retry = self.config.retry

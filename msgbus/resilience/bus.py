@@ -264,11 +264,14 @@ class ResilientMessageBus(MessageBus):
         context = None if frame is None else frame.context
         trouble: Trouble | None = None if context is None else context.trouble
         now = self._core.clock.time()
+        attempts = 1 if context is None else context.attempt
+        if self._core.durability is not None:
+            self._core.durability.recorder.buried(message, registration.name, attempts, error)
         return self._letters.add(
             message,
             handler=registration.name,
             error=error,
-            attempts=1 if context is None else context.attempt,
+            attempts=attempts,
             first_attempt=now if trouble is None else trouble.first_attempt,
             last_attempt=now if trouble is None else trouble.last_attempt,
             reason="not retried" if trouble is None else trouble.reason,

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import pytest
 
 from msgbus import MessageBus
-from msgbus.journal import Ack, Journal
+from msgbus.journal import Ack, Journal, Record
 from msgbus.journal.operations import Append, Operation
 from tests.fakes import OrderPlaced
 
@@ -30,16 +30,34 @@ async def stored(bus: MessageBus) -> list[int]:
     return [record.json()["number"] for record in await journal_of(bus).read(1, 10_000)]
 
 
-def count_appends(bus: MessageBus, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many messages each commit of the bus's journal appends, as they come."""
-    commit = journal_of(bus).commit
-    sizes: list[int] = []
+def watch_appends(
+    bus: MessageBus,
+    monkeypatch: pytest.MonkeyPatch,
+    look: Callable[[Sequence[Record]], object],
+) -> None:
+    """Have `look` see what each call of the bus's journal is about to append; it may raise."""
+    journal = journal_of(bus)
+    commit, append = journal.commit, journal.append
 
-    async def counted(operations: Sequence[Operation]) -> list[Ack]:
-        appends = sum(isinstance(one, Append) for one in operations)
-        if appends:
-            sizes.append(appends)
+    async def watched_commit(operations: Sequence[Operation]) -> list[Ack]:
+        look([one.record for one in operations if isinstance(one, Append)])
         return await commit(operations)
 
-    monkeypatch.setattr(journal_of(bus), "commit", counted)
+    async def watched_append(records: Sequence[Record]) -> list[Ack]:
+        look(records)
+        return await append(records)
+
+    monkeypatch.setattr(journal, "commit", watched_commit)
+    monkeypatch.setattr(journal, "append", watched_append)
+
+
+def count_appends(bus: MessageBus, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many messages each commit of the bus's journal appends, as they come."""
+    sizes: list[int] = []
+
+    def count(records: Sequence[Record]) -> None:
+        if records:
+            sizes.append(len(records))
+
+    watch_appends(bus, monkeypatch, count)
     return sizes

@@ -59,7 +59,7 @@ async def test_a_delayed_event_waits_in_the_journal_and_is_published_once(site: 
         await advance(site, bus, 0.2)
 
         assert (seen.numbers, durable.numbers) == ([1], [1])
-        assert await recorded(bus) == [("Placed", "event")]
+        assert await recorded(bus) == [("durable.Placed", "event")]
         assert bus.stats().scheduled == 0
         assert bus.stats().events["Placed"].published == 1
         conserves(bus)
@@ -237,7 +237,7 @@ async def test_a_delayed_event_is_taken_back_once_by_itself_or_by_its_id(site: S
         await other.settled()
         await bus.settled()
         assert not await bus.unschedule(events[2])
-        assert await recorded(bus) == [("Placed", "event")]
+        assert await recorded(bus) == [("durable.Placed", "event")]
 
 
 async def test_without_a_journal_delayed_events_are_taken_back_as_well() -> None:

@@ -57,13 +57,13 @@ async def test_the_journal_knows_the_flow() -> None:
         assert bus.journal is not None
 
         assert await recorded(bus) == [
-            ("Place", "command"),
-            ("Placed", "event"),
-            ("Shipped", "event"),
+            ("durable.Place", "command"),
+            ("durable.Placed", "event"),
+            ("durable.Shipped", "event"),
         ]
         (tree,) = await bus.journal.flow(command.correlation_id)
-        assert tree.record.name == "Place"
-        assert tree.children[0].record.name == "Placed"
+        assert tree.record.name == "durable.Place"
+        assert tree.children[0].record.name == "durable.Placed"
         shipped = tree.children[0].children[0].record
         assert (shipped.depth, shipped.root_id) == (2, command.message_id)
         assert shipped.topic == "shop.orders.shipped"

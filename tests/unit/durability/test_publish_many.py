@@ -19,10 +19,16 @@ from msgbus import (
     WrongMessageTypeError,
 )
 from msgbus.errors import JournalError, StoredMessageError
-from msgbus.journal import Ack
-from msgbus.journal.operations import Append, Operation
+from msgbus.journal import Record
 from tests.fakes import OrderPlaced, Recorder, SlowHandler, conserves, queue
-from tests.unit.durability.places import Place, count_appends, journal_of, orders, stored
+from tests.unit.durability.places import (
+    Place,
+    count_appends,
+    journal_of,
+    orders,
+    stored,
+    watch_appends,
+)
 
 
 class Unwritable(Event):
@@ -226,14 +232,12 @@ async def test_a_commit_that_fails_publishes_nothing_and_ends_it(
             await anyio.lowlevel.checkpoint()
 
     async with bus:
-        commit = journal_of(bus).commit
 
-        async def full(operations: Sequence[Operation]) -> list[Ack]:
-            if any(isinstance(one, Append) and b"7" in one.record.payload for one in operations):
+        def full(records: Sequence[Record]) -> None:
+            if any(b"7" in record.payload for record in records):
                 raise JournalError("The disk is full.")
-            return await commit(operations)
 
-        monkeypatch.setattr(journal_of(bus), "commit", full)
+        watch_appends(bus, monkeypatch, full)
         async with aclosing(endless()) as source:
             with pytest.raises(JournalError, match="disk is full"):
                 await bus.publish_many(source, chunk=5)

@@ -46,7 +46,7 @@ async def test_commands_and_how_they_ended_are_recorded() -> None:
             (await bus.execute(command)).error  # noqa: B018 (looked at)
         await bus.settled()
 
-        assert await recorded(bus) == [("Place", "command")] * 3
+        assert await recorded(bus) == [("durable.Place", "command")] * 3
         ends = [(await outcomes(bus, one.message_id))[0][2] for one in commands]
         assert ends == ["ok", "failed", "refused"]
 
@@ -96,7 +96,7 @@ async def test_less_may_be_recorded(record: Literal["failures", "messages"], exp
         (await bus.execute(bad)).error  # noqa: B018 (looked at)
         await bus.settled()
 
-        assert await recorded(bus) == [("Place", "command")] * 2
+        assert await recorded(bus) == [("durable.Place", "command")] * 2
         assert await outcomes(bus, fine.message_id) == []
         assert len(await outcomes(bus, bad.message_id)) == expected
 
@@ -144,9 +144,9 @@ async def test_what_was_recorded_can_be_found_by_kind_session_and_key() -> None:
         assert bus.journal is not None
 
         (command,) = await bus.journal.find(session_id="job")
-        assert (command.name, command.kind) == ("Place", Kind.COMMAND)
+        assert (command.name, command.kind) == ("durable.Place", Kind.COMMAND)
         (event,) = await bus.journal.find(key="jam")
-        assert event.name == "Placed"
+        assert event.name == "durable.Placed"
 
 
 async def test_records_outlive_the_bus() -> None:

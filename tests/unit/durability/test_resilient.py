@@ -31,8 +31,13 @@ async def test_the_policy_is_kept_by_the_subscription_and_tries_are_not_multipli
 
         assert attempts == [1, 2, 3]
         (letter,) = await bus.dead_letters.find()
-        assert (letter.handler, letter.attempts) == ("shaky:Placed", 3)
-        assert [one[2] for one in await outcomes(bus, event.message_id)] == ["failed"] * 3
+        assert (letter.handler, letter.attempts) == ("shaky:durable.Placed", 3)
+        assert await outcomes(bus, event.message_id) == [
+            ("shaky", 1, "failed"),
+            ("shaky", 2, "failed"),
+            ("shaky", 3, "failed"),
+            ("shaky", 3, "dead_lettered"),
+        ]
         conserves(bus)
 
 
@@ -101,8 +106,23 @@ async def test_commands_and_durable_handlers_share_the_file(tmp_path: Path) -> N
     again = ResilientMessageBus(journal=url_of(tmp_path))
     async with again:
         letters = await again.dead_letters.find()
-        assert {one.handler for one in letters} == {"fail_event:Placed", "fail_command"}
+        assert {one.handler for one in letters} == {"fail_event:durable.Placed", "fail_command"}
         assert {one.error_type for one in letters} == {"DownError"}
+
+
+async def test_the_journal_says_which_commands_were_given_up() -> None:
+    async def fail(command: Place) -> str:
+        raise DownError
+
+    bus = ResilientMessageBus(retry=AT_ONCE, breaker=None, journal="memory:")
+    bus.register_command_handler(Place, fail)
+    async with bus:
+        command = Place()
+        (await bus.execute(command)).error  # noqa: B018 (looked at)
+        await bus.settled()
+
+        ends = [one[2] for one in await outcomes(bus, command.message_id)]
+        assert ends == ["failed", "failed", "failed", "dead_lettered"]
 
 
 async def test_an_open_circuit_holds_a_durable_handler_and_burns_no_tries() -> None:
