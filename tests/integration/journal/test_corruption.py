@@ -16,7 +16,7 @@ from msgbus.testing.journal import make_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-COUNT = 60
+COUNT = 150
 FLIPS = 300
 
 

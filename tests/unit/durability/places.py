@@ -10,10 +10,21 @@ import pytest
 from msgbus import MessageBus
 from msgbus.journal import Ack, Journal, Record
 from msgbus.journal.operations import Append, Operation
-from tests.fakes import OrderPlaced
+from tests.fakes import OrderEvent
 
 Place: TypeAlias = Callable[[], str | Journal]
 """Gives what `MessageBus(journal=...)` takes; the same messages are in it each time."""
+
+
+# With names of their own: what is found by its wire name must not be another test's.
+
+
+class OrderPlaced(OrderEvent, name="places.OrderPlaced"):
+    pass
+
+
+class OrderShipped(OrderEvent, name="places.OrderShipped"):
+    pass
 
 
 def orders(count: int) -> Iterator[OrderPlaced]:

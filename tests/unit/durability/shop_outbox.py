@@ -10,7 +10,7 @@ from pathlib import Path
 from anyio.to_thread import run_sync
 
 from msgbus.durability import OutboxEntry
-from tests.fakes import OrderPlaced
+from tests.unit.durability.places import OrderPlaced
 
 
 class ShopDatabase:

@@ -17,8 +17,8 @@ from msgbus.errors import JournalError
 from msgbus.journal import MemoryJournal
 from msgbus.subscriptions.config import RetryTiers
 from msgbus.telemetry.prometheus import BusCollector, expose
-from tests.fakes import OrderPlaced, OrderShipped, Recorder, SlowHandler, let_others_run
-from tests.unit.durability.places import Place, journal_of, orders
+from tests.fakes import Recorder, SlowHandler, let_others_run
+from tests.unit.durability.places import OrderPlaced, OrderShipped, Place, journal_of, orders
 from tests.unit.telemetry.exposition import parsed, value
 
 

@@ -24,8 +24,6 @@ from msgbus.clock import VirtualClock
 from msgbus.durability import Outbox, OutboxEntry, RelayReport
 from msgbus.journal import MemoryJournal, upcasts
 from tests.fakes import (
-    OrderPlaced,
-    OrderShipped,
     Recorder,
     SlowHandler,
     conserves,
@@ -33,7 +31,7 @@ from tests.fakes import (
     logged,
     queue,
 )
-from tests.unit.durability.places import Place, journal_of, stored
+from tests.unit.durability.places import OrderPlaced, OrderShipped, Place, journal_of, stored
 from tests.unit.durability.shop_outbox import ShopDatabase
 
 
@@ -210,8 +208,8 @@ async def test_what_cannot_be_published_stays_is_told_of_once_and_holds_up_nothi
     good = entries(1, 2)
     bad = [
         OutboxEntry(id=str(uuid4()), name="outbox.Unknown", payload="{}"),
-        OutboxEntry(id=str(uuid4()), name="OrderPlaced", payload='{"number": "x"}'),
-        OutboxEntry(id="17", name="OrderPlaced", payload="{}"),
+        OutboxEntry(id=str(uuid4()), name="places.OrderPlaced", payload='{"number": "x"}'),
+        OutboxEntry(id="17", name="places.OrderPlaced", payload="{}"),
     ]
     outbox = ListOutbox([bad[0], good[0], bad[1], bad[2], good[1]])
     async with MessageBus(journal=place()) as bus:
@@ -335,8 +333,10 @@ async def test_a_page_of_refused_entries_is_not_read_over_and_over() -> None:
 async def test_it_says_how_long_the_oldest_has_waited() -> None:
     clock = VirtualClock()
     async with MessageBus(journal=MemoryJournal(clock=clock), clock=clock) as bus:
-        old = OutboxEntry(id=str(uuid4()), name="OrderPlaced", payload="{}", time=clock.time() - 90)
-        new = OutboxEntry(id=str(uuid4()), name="OrderPlaced", payload="{}")
+        old = OutboxEntry(
+            id=str(uuid4()), name="places.OrderPlaced", payload="{}", time=clock.time() - 90
+        )
+        new = OutboxEntry(id=str(uuid4()), name="places.OrderPlaced", payload="{}")
         report = await bus.relay_once(ListOutbox([old, new]))
 
     assert report.oldest == pytest.approx(90)

@@ -20,8 +20,9 @@ from msgbus import (
 )
 from msgbus.errors import JournalError, StoredMessageError
 from msgbus.journal import Record
-from tests.fakes import OrderPlaced, Recorder, SlowHandler, conserves, queue
+from tests.fakes import Recorder, SlowHandler, conserves, queue
 from tests.unit.durability.places import (
+    OrderPlaced,
     Place,
     count_appends,
     journal_of,

@@ -26,8 +26,8 @@ from msgbus.middleware import IdempotencyMiddleware
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from msgbus.subscriptions import StartAt
 from msgbus.testing.journal import make_record
-from tests.fakes import OrderEvent, OrderPlaced, OrderShipped, Recorder, conserves, let_others_run
-from tests.unit.durability.places import Place, journal_of, orders
+from tests.fakes import OrderEvent, Recorder, conserves, let_others_run
+from tests.unit.durability.places import OrderPlaced, OrderShipped, Place, journal_of, orders
 
 
 class PriceSet(Event, name="replay.PriceSet", version=2):
@@ -332,7 +332,7 @@ async def test_names_and_topics_narrow_it(place: Place) -> None:
         await bus.publish(Audit(number=4))
         await bus.replay(1, to=both)
         await bus.replay(1, to=both, topic="shop.**")
-        await bus.replay(1, to=both, names=["OrderShipped", "Audit"])
+        await bus.replay(1, to=both, names=["places.OrderShipped", "Audit"])
 
     assert seen.numbers == [1, 2, 3, 1, 2, 2]
 
