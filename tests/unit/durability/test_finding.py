@@ -13,9 +13,9 @@ import pytest
 
 from msgbus import Command, Event, MessageBus
 from msgbus.journal.operations import CreateCursor, Mark, MoveCursor, OpenWindow
-from tests.fakes import OrderPlaced, OrderShipped, Recorder, logged
+from tests.fakes import Recorder, logged
 from tests.unit.durability.conftest import Site
-from tests.unit.durability.places import Place, journal_of, orders
+from tests.unit.durability.places import OrderPlaced, OrderShipped, Place, journal_of, orders
 
 
 class Remind(Event, name="finding.Remind"):
@@ -149,8 +149,7 @@ _DIES = """
 import os, sys
 import anyio
 from msgbus import MessageBus
-from tests.fakes import OrderPlaced
-from tests.unit.durability.places import orders
+from tests.unit.durability.places import OrderPlaced, orders
 from tests.unit.durability.test_finding import Pack, Remind
 
 async def handler(event: OrderPlaced) -> None:

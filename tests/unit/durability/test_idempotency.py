@@ -17,8 +17,8 @@ import pytest
 from msgbus import Context, MessageBus
 from msgbus.errors import BusStateError
 from msgbus.subscriptions.config import RetryTiers
-from tests.fakes import OrderPlaced, Recorder, conserves, logged
-from tests.unit.durability.places import Place, journal_of, orders
+from tests.fakes import Recorder, conserves, logged
+from tests.unit.durability.places import OrderPlaced, Place, journal_of, orders
 
 
 async def marked(bus: MessageBus, subscription: str) -> list[int]:
@@ -152,8 +152,7 @@ _DIES = """
 import os, sys
 import anyio
 from msgbus import Context, MessageBus
-from tests.fakes import OrderPlaced
-from tests.unit.durability.places import orders
+from tests.unit.durability.places import OrderPlaced, orders
 
 url, acknowledges = sys.argv[1], sys.argv[2] == "acknowledges"
 
