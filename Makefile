@@ -32,7 +32,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check fix bench bench-spark simulate docs mutate clean
+.PHONY: help demo test test-spark check fix bench bench-spark simulate docs mutate clean
 
 help: ## Print this list
 	@echo "Targets (each makes $(VENV) by itself if needed):"
@@ -42,9 +42,12 @@ help: ## Print this list
 demo: $(VENV)/.run $(if $(REPORT),$(VENV)/.spark) ## Show the bus at work (ARGS: options of the demo)
 	@$(PY) -m msgbus.demo $(if $(REPORT),--report) $(ARGS)
 
-test: check ## Run the checks, then every test (ARGS: options of pytest)
+test: check ## Run the checks, then every test that needs no JVM (ARGS: options of pytest)
 	@echo "==> pytest"
-	@$(PY) -m pytest -n auto --dist loadgroup $(ARGS)
+	@$(PY) -m pytest -n auto --dist loadgroup -m "not spark" $(ARGS)
+
+test-spark: $(VENV)/.dev ## Run the tests that start Spark, ten minutes (ARGS: options of pytest)
+	@$(PY) -m pytest -n 1 --dist loadgroup tests/spark $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types (mypy, pyright) and import rules
 	@echo "==> ruff format --check"
