@@ -2,7 +2,6 @@
 
 import asyncio
 import tempfile
-from pathlib import Path
 
 from msgbus import Command, Event, MessageBus
 
@@ -38,8 +37,9 @@ def till(url: str) -> MessageBus:
 
 async def main(url: str) -> None:
     async with till(url) as bus:
-        print("tea left:", await bus.call(Sell(sku="tea")))
-        print("tea left:", await bus.call(Sell(sku="tea")))
+        for _ in range(2):
+            left = await bus.call(Sell(sku="tea"))
+            print("tea left:", left)
 
     later = MessageBus(journal=url)  # another day, another process
 
@@ -52,7 +52,7 @@ async def main(url: str) -> None:
 
 
 with tempfile.TemporaryDirectory() as folder:
-    asyncio.run(main(f"sqlite:///{Path(folder) / 'till.db'}"))
+    asyncio.run(main(f"sqlite:///{folder}/till.db"))
 # Output:
 # > tea left: 9
 # > tea left: 8
