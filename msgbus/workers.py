@@ -84,6 +84,7 @@ class Worker:
             if queue.waiting:
                 queue.made_room()
             gated = None
+            frame: Frame = EventFrame()
             if type(event) is Gated:
                 gated, event = event, event.event
                 await self._pass_gate(gated)
@@ -92,9 +93,8 @@ class Worker:
                     gated.done()
                     continue
                 began = now()
-            frame: Frame = (
-                EventFrame() if gated is None or gated.attempt == 1 else RetriedFrame(gated.attempt)
-            )
+                if gated.attempt > 1:
+                    frame = RetriedFrame(gated.attempt)
             frame.message = event
             frame.owner = lane
             frame.context = None

@@ -23,7 +23,7 @@ from msgbus.journal.opening import open_journal
 from msgbus.journal.port import Journal
 from msgbus.journal.records import AckLevel
 from msgbus.messages import metadata_of
-from msgbus.subscriptions.mode import StartAt
+from msgbus.subscriptions.mode import StartAt, first_offset
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -123,18 +123,11 @@ class Durability:
             if end.time is not None:
                 bound = await self.journal.offset_at(end.time) - 1
             last = min(last, last if bound is None else bound)
-        first = max(await self._first_of(begin), await self.journal.first())
+        first = max(await first_offset(self.journal, begin), await self.journal.first())
         replay = Replay(
             self, audience, first, last, emit=emit, stop=stop, rate=rate, progress=progress
         )
         return await replay.run()
-
-    async def _first_of(self, start: StartAt) -> int:
-        if start.is_latest:
-            return await self.journal.head() + 1
-        if start.time is not None:
-            return await self.journal.offset_at(start.time)
-        return start.offset or 0
 
     # -- handlers --------------------------------------------------------------------------------
 

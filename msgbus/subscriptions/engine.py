@@ -17,7 +17,7 @@ from msgbus.subscriptions.config import SubscriptionConfig
 from msgbus.subscriptions.desk import Desk
 from msgbus.subscriptions.dispatcher import Consumer, Dispatcher
 from msgbus.subscriptions.ledger import Ledger, OnDeadLetter, Source
-from msgbus.subscriptions.mode import StartAt
+from msgbus.subscriptions.mode import StartAt, first_offset
 from msgbus.subscriptions.office import Office
 from msgbus.subscriptions.progress import Progress, Standing
 from msgbus.subscriptions.pump import Pump
@@ -190,13 +190,7 @@ class SubscriptionEngine:
 
     async def resolve(self, start: StartAt) -> int:
         """The offset behind which `start` begins."""
-        if start.is_latest:
-            return await self._journal.head()
-        if start.time is not None:
-            return await self._journal.offset_at(start.time) - 1
-        if start.offset is not None:
-            return max(start.offset - 1, 0)
-        return await self._journal.first() - 1
+        return await first_offset(self._journal, start) - 1
 
     def _check_level(self) -> None:
         wanted = self.config.require

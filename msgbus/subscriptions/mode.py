@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, final
+
+if TYPE_CHECKING:
+    from msgbus.journal.port import Journal
 
 
 class Mode(StrEnum):
@@ -100,6 +103,17 @@ class StartAt:
             f"an offset, or a datetime."
         )
         raise ValueError(message)
+
+
+async def first_offset(journal: Journal, start: StartAt) -> int:
+    """The offset of the first message that `start` means, whether it is there yet or not."""
+    if start.is_latest:
+        return await journal.head() + 1
+    if start.time is not None:
+        return await journal.offset_at(start.time)
+    if start.offset is not None:
+        return max(start.offset, 1)
+    return await journal.first()
 
 
 StartAt.EARLIEST = StartAt()
