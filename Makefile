@@ -1,7 +1,7 @@
 # One entry point for people and CI. `make` prints what there is.
 #   PYTHON=python3.12   the interpreter to build .venv with (else the first that fits)
 #   ARGS="..."          passed on to the demo, to pytest or to the benchmarks
-#   REPORT=1            with `make demo`: install Spark, and end with a report
+#   REPORT=0            with `make demo`: do without the report, and without Spark
 
 SHELL := /bin/sh
 VENV  := .venv
@@ -39,8 +39,8 @@ help: ## Print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) \
 		| awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
 
-demo: $(VENV)/.run $(if $(REPORT),$(VENV)/.spark) ## Show the bus at work (ARGS: options of the demo)
-	@$(PY) -m msgbus.demo $(if $(REPORT),--report) $(ARGS)
+demo: $(VENV)/$(if $(filter 0,$(REPORT)),.run,.spark) ## Show the bus at work, and its report by Spark (ARGS: options of the demo)
+	@$(PY) -m msgbus.demo $(if $(filter 0,$(REPORT)),--no-report) $(ARGS)
 
 test: check ## Run the checks, then every test that needs no JVM (ARGS: options of pytest)
 	@echo "==> pytest"
@@ -112,15 +112,15 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
 	$(call install,Installing msgbus into $(VENV),--build-constraint constraints.txt -e '.[cli]')
 
 # What the demo's report needs beside that.
-$(VENV)/.spark: $(VENV)/.run
-	$(call install,Installing Spark into $(VENV) (a few hundred megabytes),\
+$(VENV)/.spark: $(VENV)/.made pyproject.toml constraints.txt
+	$(call install,Installing msgbus and Spark into $(VENV) (some minutes the first time; REPORT=0 does without),\
 		--build-constraint constraints.txt -e '.[cli$(comma)spark]')
 
 # What work on the library needs: all tools, in a few minutes; Spark is most of it.
 $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
 	$(call install,Installing msgbus and the development tools into $(VENV) (a few minutes the first time),\
 		--build-constraint constraints.txt -e '.[cli$(comma)otel$(comma)spark]' --group dev)
-	@touch $(VENV)/.run
+	@touch $(VENV)/.run $(VENV)/.spark
 
 # What `make mutate` needs beside them.
 $(VENV)/.mutate: $(VENV)/.dev

@@ -48,6 +48,7 @@ if __name__ == "__main__":
 # Output:
 # > ann 750
 # > bo 900
+# > dead_lettered 1
 # > failed 5
 # > ok 2
 # > <!DOCTYPE html>

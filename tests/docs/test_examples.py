@@ -28,19 +28,12 @@ def announced(example: Path) -> str:
     return "".join(f"{line.removeprefix(MARK)}\n" for line in lines)
 
 
-def run_example(
-    example: Path, folder: Path, timeout: float = 50
-) -> subprocess.CompletedProcess[str]:
-    """Run it as a newcomer would."""
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-X", "utf8", str(example)],
-        capture_output=True, text=True, encoding="utf-8", timeout=timeout, check=False, cwd=folder,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("example", PLAIN, ids=lambda example: example.stem)
 def test_an_example_prints_what_it_says(example: Path, tmp_path: Path) -> None:
-    done = run_example(example, tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "utf8", str(example)],
+        capture_output=True, text=True, encoding="utf-8", timeout=50, check=False, cwd=tmp_path,
+    )  # fmt: skip
 
     assert (done.returncode, done.stdout) == (0, announced(example)), done.stderr
 

@@ -24,6 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 600.0
 """Seconds after which something is broken, and not only slow."""
 
+SHORT_LIVED = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""For JVMs that live for seconds: compiling well would cost them more than it gains."""
+
 END = object()
 
 
@@ -34,8 +37,7 @@ class Running:
         java = find_java()
         settings = {
             "JAVA_HOME": str(java.home),
-            # These live for seconds: compiling well would cost more than it gains.
-            "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            **SHORT_LIVED,
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_NO_DAEMONIZE": "1",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -13,18 +16,21 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.docs.pages import Block, page_id, programs, spark_examples, spark_pages
-from tests.docs.test_examples import announced, run_example
+from tests.docs.test_examples import announced
 from tests.docs.test_snippets import page_module, run_block
+from tests.spark.processes import SHORT_LIVED
 
 by_value: Any = import_module("pyspark.cloudpickle")
 
 
-SPARKS_PATH = re.compile(r"""(parquet\(f?|"path", |"checkpointLocation", )"(?!/)""")
+SPARKS_PATH = re.compile(
+    r"""((?:parquet\(f?|"path", |"checkpointLocation", )"|"url", "sqlite:///)(?!/)"""
+)
 
 
 def in_folder(block: Block, folder: Path) -> Block:
     """With paths for Spark in a folder: the JVM's working folder is where it was started."""
-    return replace(block, text=SPARKS_PATH.sub(rf'\g<1>"{folder}/', block.text))
+    return replace(block, text=SPARKS_PATH.sub(rf"\g<1>{folder}/", block.text))
 
 
 @pytest.mark.timeout(600)
@@ -43,11 +49,20 @@ def test_the_snippets_of_a_page_run_and_print_what_it_says(
                 assert expected is None or printed == expected, f"{page_id(page)}:{block.line}"
         finally:
             by_value.unregister_pickle_by_value(module)
+    assert spark.range(1).count() == 1  # it has not been stopped
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("example", spark_examples(), ids=lambda example: example.stem)
-def test_an_example_prints_what_it_says(example: Path, tmp_path: Path) -> None:
-    done = run_example(example, tmp_path, timeout=300)
+def test_the_examples_print_what_they_say(tmp_path: Path) -> None:
+    examples = spark_examples()
+    # One after the other in one process: the second is spared the start of a JVM.
+    program = "import runpy, sys; [runpy.run_path(one, run_name='__main__') for one in sys.argv[1:]]"
+    command = [sys.executable, "-W", "error", "-X", "utf8", "-c", program, *map(str, examples)]
 
-    assert (done.returncode, done.stdout) == (0, announced(example)), done.stderr
+    done = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False,
+        cwd=tmp_path, env={**os.environ, **SHORT_LIVED},
+    )  # fmt: skip
+
+    expected = "".join(map(announced, examples))
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr

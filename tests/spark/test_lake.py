@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from msgbus.pipeline.columns import DELIVERIES, MESSAGES
 from msgbus.pipeline.lake import Frames, Lake, export, read_lake
 from msgbus.pipeline.pipeline import Bound, Pipeline
 from tests.spark.kit import append, mixed_records, numbers, offsets_of, rows_of, with_journal
+from tests.spark.processes import SHORT_LIVED
 from tests.spark.tables import deliveries_frame, messages_frame, random_journal
 
 duckdb: Any = import_module("duckdb")
@@ -313,7 +315,9 @@ def test_an_export_that_is_killed_again_and_again_completes(
     lake = Lake(tmp_path / "lake")
     command = [sys.executable, "-m", "tests.spark.exporting", str(path), str(lake.path)]
     for lines in (1, 3):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **SHORT_LIVED}
+        ) as process:
             assert process.stdout is not None
             for _ in range(lines):
                 assert process.stdout.readline().startswith("sealed")

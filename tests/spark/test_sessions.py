@@ -17,6 +17,7 @@ from msgbus.journal import SqliteJournal
 from msgbus.pipeline.session import session
 from msgbus.testing.journals.kit import make_record
 from tests.spark.kit import append, numbers, offsets_of, with_journal
+from tests.spark.processes import SHORT_LIVED
 
 PROGRAM = """
 import sys
@@ -54,6 +55,7 @@ def test_without_a_java_installed_everything_runs_on_the_one_of_pip(tmp_path: Pa
         "PATH": str(tools),
         "HOME": str(tmp_path),
         "PYTHONPATH": os.pathsep.join(sys.path),
+        **SHORT_LIVED,
     }
 
     done = subprocess.run(

@@ -22,6 +22,7 @@ from tests.spark.kit import (
     mixed_records,
     numbers,
     records_in,
+    timestamp,
     with_journal,
 )
 
@@ -75,7 +76,7 @@ def test_rows_of_one_journal_are_the_same_messages_in_another(
     def plain(file: Path) -> dict[str, object]:
         return {
             one.message_id: one._replace(
-                offset=0, headers=dict(one.headers), time=round(one.time, 5)
+                offset=0, headers=dict(one.headers), time=timestamp(one.time).timestamp()
             )
             for one in records_in(file)
         }
