@@ -32,7 +32,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-spark check fix bench bench-spark simulate docs mutate clean
+.PHONY: help demo test check fix bench bench-spark simulate docs mutate clean
 
 help: ## Print this list
 	@echo "Targets (each makes $(VENV) by itself if needed):"
@@ -42,12 +42,9 @@ help: ## Print this list
 demo: $(VENV)/$(if $(filter 0,$(REPORT)),.run,.spark) ## Show the bus at work, and its report by Spark (ARGS: options of the demo)
 	@$(PY) -m msgbus.demo $(if $(filter 0,$(REPORT)),--no-report) $(ARGS)
 
-test: check ## Run the checks, then every test that needs no JVM (ARGS: options of pytest)
+test: check ## Run the checks, then every test (ARGS: options of pytest)
 	@echo "==> pytest"
-	@$(PY) -m pytest -n auto --dist loadgroup -m "not spark" $(ARGS)
-
-test-spark: $(VENV)/.dev ## Run the tests that start Spark, ten minutes (ARGS: options of pytest)
-	@$(PY) -m pytest -n 1 --dist loadgroup tests/spark $(ARGS)
+	@$(PY) -m pytest -n auto --dist loadgroup $(ARGS)
 
 check: $(VENV)/.dev ## Format, lint, types (mypy, pyright) and import rules
 	@echo "==> ruff format --check"
@@ -76,7 +73,7 @@ simulate: $(VENV)/.run ## Put durable subscriptions through 10,000 seeded storms
 	@$(PY) -m msgbus.testing.simulation --seeds 10000 --jobs 2 $(ARGS)
 
 docs: $(VENV)/.dev ## Run every snippet of the documentation
-	@$(PY) -m pytest tests/docs $(ARGS)
+	@$(PY) -m pytest tests/docs tests/spark/test_guides.py $(ARGS)
 	@echo "The documentation is in docs/; README.md says where to begin."
 
 mutate: $(VENV)/.mutate ## Change resilience in small ways; a test must see each (half an hour)

@@ -56,7 +56,9 @@ def test_the_snippets_of_a_page_run_and_print_what_it_says(
 def test_the_examples_print_what_they_say(tmp_path: Path) -> None:
     examples = spark_examples()
     # One after the other in one process: the second is spared the start of a JVM.
-    program = "import runpy, sys; [runpy.run_path(one, run_name='__main__') for one in sys.argv[1:]]"
+    program = (
+        "import runpy, sys; [runpy.run_path(one, run_name='__main__') for one in sys.argv[1:]]"
+    )
     command = [sys.executable, "-W", "error", "-X", "utf8", "-c", program, *map(str, examples)]
 
     done = subprocess.run(

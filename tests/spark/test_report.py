@@ -5,10 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 from pathlib import Path
 
+import anyio
 import pytest
 from pyspark.sql import SparkSession
 
 from msgbus import pipeline
+from msgbus.demo.durable import act
+from msgbus.demo.durable.folder import Folder
+from msgbus.demo.durable.warehouse import HANDLERS
+from msgbus.demo.plan import write_plan
+from msgbus.demo.report import write_report
 from msgbus.pipeline.report import collect, render
 from tests.spark.kit import append, mixed_records
 from tests.spark.tables import START, at, deliveries_frame, messages_frame, random_journal
@@ -63,6 +69,28 @@ def test_a_report_has_what_happened(spark: SparkSession) -> None:
     assert len(data.slowest) == 20
     assert data.stuck
     assert "shop.db" in render(data)
+
+
+class Nobody:
+    """Looks on, and away."""
+
+    def update(self, scene: act.Scene) -> None: ...
+
+    def say(self, seconds: float, text: str, detail: str = "") -> None: ...
+
+
+def test_the_demo_ends_with_a_report_of_its_own_journal(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    folder = Folder(tmp_path)
+    anyio.run(act.run, write_plan(60, seed=5, jobs=2), folder, Nobody())
+
+    path = write_report(folder)
+
+    page = path.read_text(encoding="utf-8")
+    assert path == folder.report.absolute()
+    assert all(handler in page for handler in HANDLERS)
+    assert spark.range(1).count() == 1  # it took the session that was there
 
 
 def test_a_journal_makes_a_file(spark: SparkSession, tmp_path: Path) -> None:

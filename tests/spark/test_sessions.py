@@ -85,6 +85,19 @@ def test_the_session_of_the_user_is_not_altered(spark: SparkSession, tmp_path: P
     assert found[0].sparkContext is spark.sparkContext
 
 
+def test_a_second_session_of_the_same_jvm_reads_as_well(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    append(tmp_path / "shop.db", [make_record(1)])
+    first = pipeline.open(str(tmp_path / "shop.db"), spark)
+    assert first.messages().count() == 1
+
+    second = pipeline.open(str(tmp_path / "shop.db"), spark.newSession())
+
+    assert second.messages().count() == 1
+    assert first.messages().count() == 1
+
+
 def test_errors_of_the_source_reach_the_user(spark: SparkSession, tmp_path: Path) -> None:
     append(tmp_path / "shop.db", [make_record(1)])
     pipe = pipeline.open(str(tmp_path / "shop.db"), spark)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -64,4 +65,12 @@ def _refuse(overwrite: bool) -> None:
 
 def register(spark: SparkSession) -> None:
     """Make `format("msgbus")` known to a session; nothing else of it is changed."""
-    spark.dataSource.register(JournalSource)
+    try:
+        spark.dataSource.register(JournalSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+        # Spark has looked into the active session instead of this one. It becomes active by
+        # being used.
+        cast("Any", spark).createDataFrame([], "one int")
+        spark.dataSource.register(JournalSource)
