@@ -36,6 +36,7 @@ def open(  # noqa: A001 (pipeline.open, as gzip.open)
     *,
     lake: str | None = None,
     types: Iterable[type[Message]] = (),
+    codec: str | None = None,
 ) -> Pipeline:
     """The journal at `url` as tables of Spark.
 
@@ -48,15 +49,18 @@ def open(  # noqa: A001 (pipeline.open, as gzip.open)
         spark: The session to use.
         lake: A folder that `export` has written to; its messages are read from there.
         types: Message classes that `events` should know beside the subclasses of its argument.
+        codec: Where the journal's codec is, as `module:name`, if it has one. Workers import it
+            from there: no key travels with a query. What is exported is decoded.
 
     Raises:
         JournalOpenError: There is no journal, or it cannot be read.
         JavaNotFoundError: A session must be made, and there is no Java for it.
         MissingExtraError: PySpark is not installed.
+        PipelineOptionError: The URL names no file, or there is no such codec.
     """
     from msgbus.pipeline.pipeline import Pipeline
 
-    return Pipeline(url, spark, lake=lake, types=types)
+    return Pipeline(url, spark, lake=lake, types=types, codec=codec)
 
 
 def register(spark: SparkSession) -> None:

@@ -27,7 +27,7 @@ from msgbus.pipeline.schemas import spark_schema
 from msgbus.pipeline.session import session
 from msgbus.pipeline.source import NAME, register
 from msgbus.pipeline.source.filters import Where, conditions, where_values
-from msgbus.pipeline.source.options import journal_path, microseconds
+from msgbus.pipeline.source.options import journal_path, microseconds, payload_codec
 from msgbus.pipeline.source.ranges import bounds_of
 
 if TYPE_CHECKING:
@@ -54,10 +54,14 @@ class Pipeline:
         *,
         lake: str | None = None,
         types: Iterable[type[Message]] = (),
+        codec: str | None = None,
     ) -> None:
         self.path = journal_path(url)
         """The journal's file."""
-        bounds_of(self.path)  # says what is wrong with it before a JVM is started
+        self.codec = codec
+        """Where the codec of its payloads is, if it has one."""
+        bounds_of(self.path)  # says what is wrong before a JVM is started
+        payload_codec(codec)
         self.lake = lake
         """Where sealed ranges are, if there is a lake."""
         self.types = tuple(types)
@@ -259,6 +263,8 @@ class Pipeline:
         where: Where | None,
     ) -> dict[str, str]:
         options = {"url": self.path, "table": table.name}
+        if self.codec is not None:
+            options["codec"] = self.codec
         for bound, offset, time in ((since, "start", "since"), (until, "end", "until")):
             if isinstance(bound, datetime):
                 options[time] = str(microseconds(bound))

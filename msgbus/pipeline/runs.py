@@ -128,11 +128,13 @@ class Work:
         *,
         path: str,
         checkpoint: str,
+        codec: str | None,
     ) -> None:
         self.handler = handler
         self.checkpoint = checkpoint
         self._typed = typed
         self._path = path
+        self._codec = codec
         self._cursor = CURSOR + handler.name
         self._moved: int | None = None
 
@@ -143,7 +145,8 @@ class Work:
         batch = MicroBatch(batch_id, query_id(self.checkpoint))
         found = self.handler.handle(self._typed(frame), batch)
         if found is not None:
-            write_back(found, self._path, job=batch.key, message_type=self.handler.returns)
+            returns = self.handler.returns
+            write_back(found, self._path, job=batch.key, message_type=returns, codec=self._codec)
 
     def begin(self, first: int) -> None:
         """Have the journal keep everything behind `first`, if this is a new handler."""
@@ -175,12 +178,20 @@ def move_cursor(path: str, cursor: str, offset: int) -> None:
 
 
 def write_back(
-    frame: DataFrame, path: str, *, job: str, message_type: type[Message] | None
+    frame: DataFrame,
+    path: str,
+    *,
+    job: str,
+    message_type: type[Message] | None,
+    codec: str | None = None,
 ) -> None:
     """Append rows as messages, once for each `job`."""
     if message_type is not None:
         frame = _as_messages(frame, message_type)
-    frame.write.format(NAME).option("url", path).option("job", job).mode("append").save()
+    writer = frame.write.format(NAME).option("url", path).option("job", job)
+    if codec is not None:
+        writer = writer.option("codec", codec)
+    writer.mode("append").save()
 
 
 def _as_messages(frame: DataFrame, message_type: type[Message]) -> DataFrame:
@@ -229,7 +240,7 @@ def started(
             checkpoint = os.path.abspath(checkpoint)  # noqa: PTH100 (the same)
         typed = Typed(handler.message_type, pipe.types)
         frame = pipe.stream(start=start, max_rows=max_rows, where={"name": typed.names})
-        work = Work(handler, typed, path=pipe.path, checkpoint=checkpoint)
+        work = Work(handler, typed, path=pipe.path, checkpoint=checkpoint, codec=pipe.codec)
         work.begin(_before(pipe.path, start))
         writer = frame.writeStream.queryName(handler.name).foreachBatch(work)
         works.append(work)

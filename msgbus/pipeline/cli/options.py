@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from msgbus.errors import PipelineOptionError
+from msgbus.pipeline import targets
 from msgbus.pipeline.cli.faults import CODES
 
 Run = Callable[[argparse.Namespace], int]
@@ -114,6 +114,9 @@ def _command(commands: Any, name: str, run: Run, about: str, short: str) -> argp
 
 def _journal(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("journal", metavar="JOURNAL", help="shop.db or sqlite:///shop.db")
+    parser.add_argument(
+        "--codec", metavar="MODULE:NAME", help="what the journal's payloads were encrypted by"
+    )
 
 
 def _range(parser: argparse.ArgumentParser) -> None:
@@ -233,23 +236,6 @@ def load(target: str) -> Any:
     Raises:
         PipelineOptionError: There is no such thing.
     """
-    module_name, colon, name = target.partition(":")
-    if not colon or not name:
-        message = f"{target!r} does not say where to look: write module:Name, as shop:Totals."
-        raise PipelineOptionError(message, option="target")
     if "" not in sys.path:
         sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name.partition(".")[0] and error.name != module_name:
-            raise
-        message = (
-            f"There is no module {module_name!r} here. Run from the folder that it is in, or "
-            f"install it."
-        )
-        raise PipelineOptionError(message, option="target") from None
-    if not hasattr(module, name):
-        message = f"The module {module_name!r} has no {name!r}."
-        raise PipelineOptionError(message, option="target")
-    return getattr(module, name)
+    return targets.load(target)

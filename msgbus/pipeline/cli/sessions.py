@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 def opened(options: argparse.Namespace) -> Generator[Pipeline, None, None]:
     """The pipeline of a command; what is wrong with the journal is said before Spark starts."""
     import_module("msgbus.pipeline.session")  # says which extra is missing
+    from msgbus.pipeline.cli.options import load
     from msgbus.pipeline.pipeline import Pipeline
     from msgbus.pipeline.source.options import journal_path
     from msgbus.pipeline.source.ranges import bounds_of
 
     bounds_of(journal_path(options.journal))
+    if options.codec is not None:
+        load(options.codec)
     lake = None if options.command == "export" else getattr(options, "lake", None)
     with started(options) as spark:
-        yield Pipeline(options.journal, spark, lake=lake)
+        yield Pipeline(options.journal, spark, lake=lake, codec=options.codec)
 
 
 @contextmanager

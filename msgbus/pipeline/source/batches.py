@@ -20,10 +20,11 @@ from pyspark.sql.types import (
 )
 
 from msgbus.errors import PipelineOptionError, TrimmedError
+from msgbus.journal.codec import PayloadCodec
 from msgbus.journal.sqlite.faults import translated
 from msgbus.pipeline.arrow import Array, ArrowType, Batch, Schema, arrow_schema, arrow_type, pa
 from msgbus.pipeline.columns import HELPERS, MESSAGES, Table
-from msgbus.pipeline.source.options import file_uri
+from msgbus.pipeline.source.options import file_uri, payload_codec
 from msgbus.pipeline.source.ranges import check
 
 # -- the query -----------------------------------------------------------------------------
@@ -51,6 +52,8 @@ class Query(NamedTuple):
     batch_rows: int = 20_000
     may_lack: bool = False
     """Whether rows that have been trimmed since may be missing."""
+    codec: str | None = None
+    """Where the codec of the payloads is."""
 
     def parts(self) -> list[str]:
         """Names of the columns to select: plain ones, and what the others are made from."""
@@ -186,7 +189,7 @@ def finished(batch: Batch, query: Query) -> Batch:
     """The columns that were asked for, from a batch of parts."""
     schema = arrow_schema(query.table.select(query.columns))
     parts = dict(zip(batch.schema.names, batch.columns, strict=True))
-    payloads = _payloads(parts) if "_payload" in parts else {}
+    payloads = _payloads(parts, payload_codec(query.codec)) if "_payload" in parts else {}
     columns: list[Array] = []
     for field in schema:
         if field.name in payloads:
@@ -200,9 +203,11 @@ def finished(batch: Batch, query: Query) -> Batch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _payloads(parts: Mapping[str, Array]) -> dict[str, Array]:
+def _payloads(parts: Mapping[str, Array], codec: PayloadCodec | None) -> dict[str, Array]:
     """`payload` where it is JSON, `_corrupt` where it is not."""
     raw, is_json = parts["_payload"], parts["_is_json"]
+    if codec is not None:
+        return _texts([_through(codec, value) for value in raw.to_pylist()])
     nothing = pa.nulls(len(raw), pa.string())
     if is_json.null_count == 0 and sum(is_json.unique().to_pylist()) == 1 == len(is_json.unique()):
         try:
@@ -210,17 +215,35 @@ def _payloads(parts: Mapping[str, Array]) -> dict[str, Array]:
             return {"payload": raw.cast(pa.string()), "_corrupt": nothing}
         except pa.ArrowInvalid:
             pass
-    sound: list[str | None] = []
-    corrupt: list[str | None] = []
-    for value, flag in zip(raw.to_pylist(), is_json.to_pylist(), strict=True):
-        text, is_text = _decoded(value)
-        is_sound = is_text and flag == 1
-        sound.append(text if is_sound else None)
-        corrupt.append(None if is_sound else text)
+    decoded = map(_decoded, raw.to_pylist())
+    flags = is_json.to_pylist()
+    return _texts(
+        [
+            (text, is_text and flag == 1)
+            for (text, is_text), flag in zip(decoded, flags, strict=True)
+        ]
+    )
+
+
+def _texts(values: Sequence[tuple[str, bool]]) -> dict[str, Array]:
+    """The two columns, of texts that are sound or not."""
     return {
-        "payload": pa.array(sound, pa.string()),
-        "_corrupt": pa.array(corrupt, pa.string()),
+        "payload": pa.array([text if is_sound else None for text, is_sound in values], pa.string()),
+        "_corrupt": pa.array(
+            [None if is_sound else text for text, is_sound in values], pa.string()
+        ),
     }
+
+
+def _through(codec: PayloadCodec, stored: bytes | None) -> tuple[str, bool]:
+    """What was stored, decoded; as it is if it cannot be, or is no JSON then."""
+    try:
+        plain = codec.decode(stored or b"")
+        json.loads(plain)
+        return plain.decode(), True
+    except Exception:
+        # Whatever a codec raises: one message must not fail a job.
+        return _decoded(stored)[0], False
 
 
 def _decoded(value: bytes | None) -> tuple[str, bool]:

@@ -13,8 +13,10 @@ from typing import Any, Final, cast
 from urllib.parse import quote
 
 from msgbus.errors import PipelineOptionError
+from msgbus.journal.codec import PayloadCodec
 from msgbus.journal.sqlite.files import MEMORY, parse_url
 from msgbus.pipeline.columns import MESSAGES, Table, table_of
+from msgbus.pipeline.targets import load
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -64,6 +66,9 @@ class ReadOptions:
     batch_rows: int = 20_000
     """Rows in one Arrow batch."""
 
+    codec: str | None = None
+    """Where the codec of the payloads is: `module:name`."""
+
     engine: str = "auto"
     """What reads the file: "adbc", "sqlite3", or "auto" for the faster one that is there."""
 
@@ -92,6 +97,9 @@ class WriteOptions:
 
     staging: str = ""
     """Folder for rows on their way; beside the journal if not given."""
+
+    codec: str | None = None
+    """Where the codec of the journal's payloads is: `module:name`."""
 
     checkpoint: str | None = None
     """Where the stream keeps its checkpoints; its query's id is read from there."""
@@ -137,6 +145,21 @@ def journal_path(url: str) -> str:
         )
         raise PipelineOptionError(message, option="url")
     return str(Path(path).absolute())
+
+
+def payload_codec(codec: str | None) -> PayloadCodec | None:
+    """The codec that is at `module:name`.
+
+    Raises:
+        PipelineOptionError: There is none.
+    """
+    if codec is None:
+        return None
+    found = load(codec, option="codec")
+    if not (hasattr(found, "encode") and hasattr(found, "decode")) or isinstance(found, type):
+        message = f"{codec} is no codec: write where an object with encode and decode is."
+        raise PipelineOptionError(message, option="codec")
+    return cast("PayloadCodec", found)
 
 
 def file_uri(path: str) -> str:
@@ -265,6 +288,7 @@ _READ: Final[Mapping[str, _Option]] = {
     "where": ("where", _where),
     "partitions": ("partitions", _count),
     "batchRows": ("batch_rows", _count),
+    "codec": ("codec", _text),
     "engine": ("engine", _choice("auto", "adbc", "sqlite3")),
     "startingOffsets": ("starting_offsets", _starting),
     "maxRowsPerBatch": ("max_rows", _count),
@@ -276,4 +300,5 @@ _WRITE: Final[Mapping[str, _Option]] = {
     "name": ("name", _text),
     "job": ("job", _text),
     "staging": ("staging", _folder),
+    "codec": ("codec", _text),
 }

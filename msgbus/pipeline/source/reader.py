@@ -76,6 +76,7 @@ def query_of(options: ReadOptions, columns: tuple[str, ...], partition: Range) -
         partition.high,
         conditions(options.table, since=options.since, until=options.until, where=options.where),
         options.batch_rows,
+        codec=options.codec,
     )
 
 

@@ -28,7 +28,7 @@ from msgbus.errors import JournalConflictError, PipelineError
 from msgbus.journal.operations import Append, Mark, Operation
 from msgbus.journal.sqlite import SqliteJournal
 from msgbus.pipeline.arrow import Batch, pa
-from msgbus.pipeline.source.options import WriteOptions
+from msgbus.pipeline.source.options import WriteOptions, payload_codec
 from msgbus.pipeline.source.rows import RowRecords, check_schema
 
 Messages = Sequence[WriterCommitMessage | None]
@@ -120,7 +120,8 @@ def load(options: WriteOptions, messages: Messages, mark: Mark | None) -> bool:
 
     async def commit() -> None:
         # Without a reserve and retention: those are the bus's to keep.
-        async with SqliteJournal(options.path, reserve=0) as journal:
+        codec = payload_codec(options.codec)
+        async with SqliteJournal(options.path, reserve=0, codec=codec) as journal:
             await journal.commit(Load(options, staged, mark))
 
     try:

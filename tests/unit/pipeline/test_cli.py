@@ -169,7 +169,9 @@ def test_without_java_the_places_that_were_looked_at_are_named(
     monkeypatch.setenv("JAVA_HOME", str(old))
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("msgbus.pipeline.java._packaged_home", lambda: None)
+    # Tests of Spark in the same process have one.
     monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+    monkeypatch.setattr("pyspark.sql.SparkSession._instantiatedSession", None)
 
     code, text = failed(["report", str(journal)], capsys)
 

@@ -1,0 +1,34 @@
+"""Things that are named by where they are: `module:name`, so that any process can find them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from msgbus.errors import PipelineOptionError
+
+
+def load(target: str, *, option: str = "target") -> Any:
+    """What `module:name` names.
+
+    Raises:
+        PipelineOptionError: There is no such thing.
+    """
+    module_name, colon, name = target.partition(":")
+    if not colon or not name:
+        message = f"{target!r} does not say where to look: write module:Name, as shop:Totals."
+        raise PipelineOptionError(message, option=option)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.partition(".")[0] and error.name != module_name:
+            raise
+        message = (
+            f"There is no module {module_name!r} here. Run from the folder that it is in, or "
+            f"install it."
+        )
+        raise PipelineOptionError(message, option=option) from None
+    if not hasattr(module, name):
+        message = f"The module {module_name!r} has no {name!r}."
+        raise PipelineOptionError(message, option=option)
+    return getattr(module, name)
