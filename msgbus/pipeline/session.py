@@ -47,10 +47,10 @@ def session(
     Raises:
         JavaNotFoundError: A new one is needed, and there is no Java for it.
     """
-    return spark or _existing() or _new_session(master, dict(conf or {}))
+    return spark or existing() or _new_session(master, dict(conf or {}))
 
 
-def _existing() -> SparkSession | None:
+def existing() -> SparkSession | None:
     """A session that is there already: `getOrCreate` would put our settings into it."""
     # Active is what this thread has used; in others only the class remembers.
     active = SparkSession.getActiveSession()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,18 @@ def test_the_doctor_tries_everything_and_leaves_a_session_that_was_there(
     ]
     assert all(one["ok"] for one in found["findings"])
     assert found["findings"][-1]["text"].endswith(f"up to offset {COUNT}")
+    assert spark.range(3).count() == 3
+
+
+def test_a_session_of_another_thread_is_not_stopped_either(
+    spark: SparkSession, journal: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["export", str(journal), str(tmp_path / "lake"), "--json"]
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(main, arguments).result() == 0
+
+    assert json.loads(capsys.readouterr().out)["messages"] == COUNT
     assert spark.range(3).count() == 3
 
 

@@ -34,11 +34,9 @@ def opened(options: argparse.Namespace) -> Generator[Pipeline, None, None]:
 @contextmanager
 def started(options: argparse.Namespace) -> Generator[SparkSession, None, None]:
     """A session for the command, ended with it, unless it was there before."""
-    from pyspark.sql import SparkSession
+    from msgbus.pipeline.session import existing, session
 
-    from msgbus.pipeline.session import session
-
-    before = SparkSession.getActiveSession()
+    before = existing()
     spark = session(before, master=options.master, conf=dict(options.conf))
     try:
         yield spark
