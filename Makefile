@@ -66,7 +66,7 @@ fix: $(VENV)/.dev ## Format the code and fix what ruff can fix
 bench: $(VENV)/.dev ## Run the benchmarks (ARGS: options of the benchmarks)
 	@$(PY) -m benchmarks $(ARGS)
 
-bench-spark: $(VENV)/.dev ## Measure the data pipeline, ten minutes (ARGS: --rows 5000000)
+bench-spark: $(VENV)/.dev ## Measure the data pipeline, 40 minutes (ARGS: --rows 500000)
 	@$(PY) -m benchmarks.spark $(ARGS)
 
 simulate: $(VENV)/.run ## Put durable subscriptions through 10,000 seeded storms (ARGS: --seeds, --from)

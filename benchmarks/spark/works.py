@@ -123,9 +123,12 @@ class Bench:
         for name, work in self._jobs():
             tell(f"job.{name}", self.rows, timed(partial(_drained, work), 1, warm=False))
 
+    def _messages(self) -> DataFrame:
+        return self.pipe().messages(columns=jobs.MESSAGE_COLUMNS)
+
     def _jobs(self) -> Iterator[tuple[str, Callable[[], DataFrame]]]:
         def both(job: Callable[..., DataFrame], *more: Any) -> Callable[[], DataFrame]:
-            return lambda: job(self.pipe().messages(), self.pipe().deliveries(), *more)
+            return lambda: job(self._messages(), self.pipe().deliveries(), *more)
 
         yield "throughput", both(jobs.throughput)
         yield "latency", lambda: jobs.percentiles(both(jobs.histogram)(), "name", "handler")
@@ -133,19 +136,17 @@ class Bench:
         yield "retries", both(jobs.retries)
         yield "dead_letters", both(jobs.dead_letters)
         yield "sessions", both(jobs.sessions)
-        yield "causation", lambda: jobs.chains(self.pipe().messages())
+        yield "causation", lambda: jobs.chains(self._messages())
         yield "slowest", both(jobs.slowest)
         yield "stuck", both(jobs.stuck, NOW)
 
     def replay(self) -> None:
-        """The fold in Spark; and as a plain loop, which is quick enough to be cut short."""
-        tell(
-            "replay.spark",
-            self.rows,
-            timed(lambda: drain(self.pipe().replay(Customers)), self.rounds, warm=False),
-        )
+        """The fold in Spark."""
+        work = partial(_drained, lambda: self.pipe().replay(Customers))
+        tell("replay.spark", self.rows, timed(work, self.rounds, warm=False))
 
     def loop(self) -> None:
+        """The same as a plain loop, cut short."""
         until = min(self.rows, LOOP) + 1
 
         async def run() -> None:

@@ -48,7 +48,7 @@ def journal(spark: SparkSession) -> Journal:
     # One message is gone: its tries have no type any more.
     del messages[100]
     frames = (
-        messages_frame(spark, messages).repartition(3),
+        messages_frame(spark, messages).select(*jobs.MESSAGE_COLUMNS).repartition(3),
         deliveries_frame(spark, deliveries).repartition(3),
     )
     return Journal(messages, deliveries, {one["message_id"]: one for one in messages}, frames)

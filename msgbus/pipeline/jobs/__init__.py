@@ -11,9 +11,10 @@ from msgbus.pipeline.jobs.latency import histogram, merge_histogram, percentiles
 from msgbus.pipeline.jobs.sessions import sessions, timeline
 from msgbus.pipeline.jobs.stuck import slowest, stuck
 from msgbus.pipeline.jobs.throughput import merge_throughput, throughput
-from msgbus.pipeline.jobs.tries import tries
+from msgbus.pipeline.jobs.tries import MESSAGE_COLUMNS, tries
 
 __all__ = [
+    "MESSAGE_COLUMNS",
     "cause_of",
     "chains",
     "dead_letters",

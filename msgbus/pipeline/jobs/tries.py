@@ -21,6 +21,12 @@ GIVEN_UP: Final = ("dead_lettered", "dropped")
 FAILED: Final = ("failed", "timed_out")
 """The handler was called and did not answer."""
 
+MESSAGE_COLUMNS: Final = (
+    *("offset", "message_id", "name", "kind", "time"),
+    *("causation_id", "root_id", "depth", "session_id"),
+)
+"""What all jobs together need of messages: never the payloads, which are most of a journal."""
+
 _MINUTE: Final = 60_000_000
 
 

@@ -12,10 +12,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
 from msgbus.errors import WrongLakeError
+from msgbus.pipeline.arrow import Batch
 from msgbus.pipeline.columns import DELIVERIES, MESSAGES, Table
-from msgbus.pipeline.lake.folder import Lake, Segment
-from msgbus.pipeline.lake.writing import stage
-from msgbus.pipeline.source.ranges import Bounds, bounds_of, reading
+from msgbus.pipeline.lake.folder import Lake, Segment, Staged
+from msgbus.pipeline.lake.writing import Place, stage, stage_ranges
+from msgbus.pipeline.source.batches import batches
+from msgbus.pipeline.source.options import ReadOptions
+from msgbus.pipeline.source.ranges import Bounds, Range, bounds_of, reading, split
+from msgbus.pipeline.source.reader import check_sealed, query_of
 
 if TYPE_CHECKING:
     from msgbus.pipeline.pipeline import Pipeline
@@ -59,8 +63,8 @@ class Origin(Protocol):
         """What there is now."""
         ...
 
-    def rows(self, table: Table, first: int, last: int, sealed: int) -> DataFrame:
-        """The rows from `first` to `last`, both included; messages up to `sealed` may be gone."""
+    def stage(self, table: Table, span: tuple[int, int], sealed: int, place: Place) -> list[Staged]:
+        """Files of all rows from one position to another; messages up to `sealed` may be gone."""
         ...
 
     def message_id(self, offset: int) -> str | None:
@@ -141,7 +145,7 @@ def _seal(
 ) -> Segment:
     first, last = span
     sealed = first - 1 if table is MESSAGES else folder.sealed(MESSAGES.name)
-    staged = stage(origin.rows(table, first, last, sealed), table, folder.path, staging)
+    staged = origin.stage(table, span, sealed, Place(folder.path, staging))
     anchor = origin.message_id(last) if table is MESSAGES else None
     return folder.seal(Segment(table.name, first, last, 0, (), anchor), staged)
 
@@ -182,8 +186,15 @@ class _Live:
     def bounds(self, table: Table) -> Bounds:
         return bounds_of(self._pipe.path, table)
 
-    def rows(self, table: Table, first: int, last: int, sealed: int) -> DataFrame:
-        return self._pipe.journal(table, since=first, until=last + 1, sealed=sealed)
+    def stage(self, table: Table, span: tuple[int, int], sealed: int, place: Place) -> list[Staged]:
+        check_sealed(self._pipe.path, sealed)
+        options = ReadOptions(path=self._pipe.path, table=table, codec=self._pipe.codec)
+        columns = tuple(table.columns)
+
+        def read(part: Range) -> Iterator[Batch]:
+            return batches(query_of(options, columns, part), options.engine)
+
+        return stage_ranges(self._pipe.spark, read, split(*span), table, place)
 
     def message_id(self, offset: int) -> str | None:
         with reading(self._pipe.path) as connection:
@@ -205,8 +216,15 @@ class _Given:
         row = self._frames[table.name].agg(sql.min(position), sql.max(position)).collect()[0]
         return Bounds(1, 0, 0) if row[0] is None else Bounds(int(row[0]), int(row[1]), 0)
 
-    def rows(self, table: Table, first: int, last: int, sealed: int) -> DataFrame:  # noqa: ARG002
-        return self._frames[table.name].where(sql.col(table.position).between(first, last))
+    def stage(
+        self,
+        table: Table,
+        span: tuple[int, int],
+        sealed: int,  # noqa: ARG002
+        place: Place,
+    ) -> list[Staged]:
+        rows = self._frames[table.name].where(sql.col(table.position).between(*span))
+        return stage(rows, table, place)
 
     def message_id(self, offset: int) -> str | None:
         frame = self._frames[MESSAGES.name].where(sql.col("offset") == offset)

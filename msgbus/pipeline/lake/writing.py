@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, NamedTuple, TypeAlias, final
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from msgbus.pipeline.arrow import Batch, Schema, arrow_schema, pa
 from msgbus.pipeline.columns import Table
 from msgbus.pipeline.lake.folder import Staged
+from msgbus.pipeline.source.ranges import Range
 
 ROW_GROUP: Final = 100_000
 """Rows that a reader may skip together."""
@@ -33,19 +34,50 @@ Rows: TypeAlias = Any
 
 Write: TypeAlias = Callable[[Iterator[Batch]], Iterator[Batch]]
 
+Read: TypeAlias = Callable[[Range], Iterator[Batch]]
 
-def stage(frame: DataFrame, table: Table, lake: Path, staging: Path) -> list[Staged]:
-    """Write the rows of a frame as files into `staging`, one per task and day; gives them.
+
+class Place(NamedTuple):
+    """Where files are made."""
+
+    lake: Path
+    staging: Path
+
+
+def stage(frame: DataFrame, table: Table, place: Place) -> list[Staged]:
+    """Write the rows of a frame as files into a staging folder, one per task and day.
 
     A task that is repeated writes other files. Those of its first try are not among the result.
     """
-    write = _writer(arrow_schema(table.schema), table.position, str(lake), str(staging))
-    chosen: Any = frame.select(*table.columns)  # Spark's own type of mapInArrow is half known
-    rows: list[Row] = chosen.mapInArrow(write, _RESULT).collect()
+    return _staged(frame.select(*table.columns), _writer(table, place))
+
+
+def stage_ranges(
+    spark: SparkSession, read: Read, ranges: Sequence[Range], table: Table, place: Place
+) -> list[Staged]:
+    """The same for ranges, a task for each, that `read` can read where the task runs.
+
+    The rows stay in one process: through the JVM they would be moved twice.
+    """
+    write = _writer(table, place)
+
+    def run(batches: Iterator[Batch]) -> Iterator[Batch]:
+        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        return write(rows for number in numbers for rows in read(ranges[number]))
+
+    return _staged(spark.range(0, len(ranges), 1, len(ranges)), run)
+
+
+def _staged(frame: DataFrame, write: Write) -> list[Staged]:
+    mapped: Any = frame  # Spark's own type of mapInArrow is half known
+    rows: list[Row] = mapped.mapInArrow(write, _RESULT).collect()
     return [Staged(row["path"], row["date"], row["rows"], row["first"]) for row in rows]
 
 
-def _writer(schema: Schema, position: str, lake: str, staging: str) -> Write:
+def _writer(table: Table, place: Place) -> Write:
+    schema, position = arrow_schema(table.schema), table.position
+    lake, staging = str(place.lake), str(place.staging)
+
     def write(batches: Iterator[Batch]) -> Iterator[Batch]:
         days: dict[date, DayFile] = {}
         try:

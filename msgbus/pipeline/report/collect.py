@@ -16,12 +16,6 @@ from msgbus.pipeline.report import data as values
 from msgbus.pipeline.report.scales import step_for
 from msgbus.pipeline.report.trees import collect_tree
 
-MESSAGE_COLUMNS: Final = (
-    *("offset", "message_id", "name", "kind", "time"),
-    *("causation_id", "root_id", "depth", "session_id"),
-)
-"""What a report needs of messages: never the payloads."""
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _CAUSES: Final = 25
 _SESSIONS: Final = 15
@@ -40,7 +34,7 @@ def collect(
 ) -> values.ReportData:
     """Run the jobs of a report and bring their results here."""
     made = now or datetime.now(UTC)
-    messages = messages.select(*MESSAGE_COLUMNS).persist()
+    messages = messages.select(*jobs.MESSAGE_COLUMNS).persist()
     deliveries = jobs.tries(messages, deliveries).persist()
     try:
         first, last = _span(messages, deliveries)

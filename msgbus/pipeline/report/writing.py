@@ -7,7 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgbus.pipeline.report.collect import MESSAGE_COLUMNS, collect
+from msgbus.pipeline import jobs
+from msgbus.pipeline.report.collect import collect
 from msgbus.pipeline.report.page import render
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def write_report(
     now: datetime | None = None,
 ) -> Path:
     """Write the report of a pipeline's messages between two bounds; see `Pipeline.report`."""
-    messages = pipe.messages(since=since, until=until, columns=MESSAGE_COLUMNS)
+    messages = pipe.messages(since=since, until=until, columns=jobs.MESSAGE_COLUMNS)
     deliveries = pipe.deliveries()
     if since is not None or until is not None:
         # Deliveries belong to their messages, whenever they were.
