@@ -62,7 +62,7 @@ def stage_ranges(
     write = _writer(table, place)
 
     def run(batches: Iterator[Batch]) -> Iterator[Batch]:
-        numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
+        numbers: list[int] = [one for batch in batches for one in batch.column(0).to_pylist()]
         return write(rows for number in numbers for rows in read(ranges[number]))
 
     return _staged(spark.range(0, len(ranges), 1, len(ranges)), run)
