@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from msgbus.errors import MissingExtraError
@@ -27,10 +28,13 @@ LOCAL: Final[Mapping[str, str]] = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
-    "spark.log.level": "ERROR",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
 }
 """What a session on this machine has as well."""
+
+
+_JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_LOGGING: Final = Path(__file__).with_name("log4j2.properties").absolute()
 
 
 def session(
@@ -71,11 +75,12 @@ def _new_session(master: str | None, conf: dict[str, str]) -> SparkSession:
             settings["spark.master"] = master
         return _built(builder, settings)
     master = master or conf.get("spark.master") or os.environ.get("MASTER") or "local[*]"
-    if master.startswith("local"):
-        settings = {**LOCAL, **settings}
     settings["spark.master"] = master
-    with java_home(find_java()), _workers_python(master):
-        return _built(builder, settings)
+    if not master.startswith("local"):
+        with java_home(find_java()):
+            return _built(builder, settings)
+    with java_home(find_java()), _local_environment():
+        return _built(builder, {**LOCAL, **settings, **_quiet(conf)})
 
 
 def _built(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
@@ -84,14 +89,28 @@ def _built(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkS
     return builder.getOrCreate()
 
 
+def _quiet(conf: Mapping[str, str]) -> dict[str, str]:
+    """Errors only: Spark has much to say at its start that is no use to anybody."""
+    if {"SPARK_CONF_DIR", "SPARK_HOME"} & os.environ.keys():
+        # The rest is as it was set up there.
+        return {"spark.log.level": conf.get("spark.log.level", "ERROR")}
+    mine = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
+    return {_JAVA_OPTIONS: f"{mine} {conf.get(_JAVA_OPTIONS, '')}".rstrip()}
+
+
 @contextmanager
-def _workers_python(master: str) -> Generator[None, None, None]:
-    """Have local workers run this Python: PATH's own may lack pyarrow, or be another version."""
-    if not master.startswith("local") or "PYSPARK_PYTHON" in os.environ:
-        yield
-        return
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+def _local_environment() -> Generator[None, None, None]:
+    """What the JVM of a local session finds in its environment, unless it is there already."""
+    wanted = {
+        # Of the workers: PATH's own may lack pyarrow, or be another version.
+        "PYSPARK_PYTHON": sys.executable,
+        # Else it looks for an address of this host, and warns if that is loopback.
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    added = {name: value for name, value in wanted.items() if name not in os.environ}
+    os.environ.update(added)
     try:
         yield
     finally:
-        del os.environ["PYSPARK_PYTHON"]
+        for name in added:
+            del os.environ[name]

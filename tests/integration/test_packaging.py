@@ -80,6 +80,7 @@ def test_wheel_holds_the_data_files_of_the_package_and_the_typing_marker(
     }
 
     assert data - wheel_names == set()
+    assert "msgbus/pipeline/log4j2.properties" in wheel_names
     assert "msgbus/py.typed" in wheel_names
 
 
