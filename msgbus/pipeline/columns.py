@@ -1,7 +1,7 @@
 """The tables of a journal as Spark sees them: names, types, and where each column comes from.
 
-`messages` is read from the view `msgbus_log`, in which a message without a cause has its own
-id as correlation and root; `deliveries` from its table.
+Both are read from their tables. Not from the view `msgbus_log`: it is for people, and casts every
+payload to text. As there, a message without a cause has its own id as correlation and root.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Table(NamedTuple):
 
 HELPERS: Final[Mapping[str, str]] = {
     "_payload": "CAST(payload AS BLOB)",
-    "_is_json": "json_valid(payload)",
+    "_is_json": "json_valid(CAST(payload AS TEXT))",
     "_headers": "headers",
 }
 """What some columns are made from."""
@@ -81,7 +81,7 @@ _HEADERS: Final = MapType(StringType(), StringType())
 
 MESSAGES: Final = Table(
     "messages",
-    "msgbus_log",
+    "msgbus_messages",
     "offset",
     {
         "offset": Column(LongType(), "offset"),
@@ -92,9 +92,9 @@ MESSAGES: Final = Table(
         "key": Column(_TEXT, "key"),
         "kind": Column(_TEXT, "kind"),
         "time": Column(TimestampType(), _TIME),
-        "correlation_id": Column(_TEXT, "correlation_id"),
+        "correlation_id": Column(_TEXT, "coalesce(correlation_id, message_id)"),
         "causation_id": Column(_TEXT, "causation_id"),
-        "root_id": Column(_TEXT, "root_id"),
+        "root_id": Column(_TEXT, "coalesce(root_id, message_id)"),
         "depth": Column(IntegerType(), "depth"),
         "session_id": Column(_TEXT, "session_id"),
         "headers": Column(_HEADERS, "", ("_headers",)),
