@@ -58,8 +58,9 @@ def percentiles(
         The columns `by`, `count`, `mean`, one column per quantile (`p50`, `p95`, `p99`; 0.999
         is `p99_9`), `longest`.
     """
-    rows = Window.partitionBy(*by).orderBy("bucket")
-    whole = Window.partitionBy(*by)
+    # A histogram is small: all of it may be one group, of which Spark would warn.
+    whole = Window.partitionBy(*(by or (sql.lit(0),)))
+    rows = whole.orderBy("bucket")
     ranked = merge_histogram(histogram, *by).select(
         *by,
         "bucket",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
@@ -15,6 +16,32 @@ from msgbus.pipeline.jobs.tries import (
     seconds_between,
     tries,
 )
+
+_WAITS: Final = """
+concat(
+    coalesce(transform(
+        filter(tried, one -> NOT one.ended),
+        one -> struct(
+            one.handler AS handler, 'unfinished' AS reason, one.attempts AS attempts,
+            one.last_error AS last_error)
+    ), array()),
+    coalesce(transform(
+        filter(expected, one -> one.since <= `offset`
+            AND NOT coalesce(exists(tried, other -> other.handler = one.handler), false)),
+        one -> struct(
+            one.handler AS handler, 'undelivered' AS reason, 0 AS attempts,
+            CAST(NULL AS STRING) AS last_error)
+    ), array()),
+    CASE WHEN tried IS NULL AND expected IS NULL THEN array(struct(
+        CAST(NULL AS STRING) AS handler, 'unhandled' AS reason, 0 AS attempts,
+        CAST(NULL AS STRING) AS last_error)
+    ) ELSE array() END
+)
+"""
+"""For whom a message waits, out of who has tried it, and who is expected to.
+
+One expression and not three joins: a journal is read anew for each of those.
+"""
 
 
 def slowest(messages: DataFrame, deliveries: DataFrame, limit: int = 20) -> DataFrame:
@@ -64,63 +91,45 @@ def stuck(
     at = sql.timestamp_micros(sql.lit(round(now.timestamp() * 1e6)))
     old = messages.where(sql.col("time") <= cutoff).select("message_id", "offset", "name", "time")
     return (
-        _unfinished(deliveries, old)
-        .unionByName(_undelivered(messages, deliveries, old), allowMissingColumns=True)
-        .unionByName(_unhandled(messages, deliveries, old), allowMissingColumns=True)
+        old.join(_tried(deliveries), "message_id", "left")
+        .join(sql.broadcast(_expected(messages, deliveries)), "name", "left")
+        .withColumn("waits", sql.explode(sql.expr(_WAITS)))
         .select(
             "message_id",
             "offset",
             "name",
-            "handler",
-            "reason",
+            "waits.handler",
+            "waits.reason",
             seconds_between(sql.col("time"), at).alias("age"),
-            sql.coalesce("attempts", sql.lit(0)).alias("attempts"),
+            "waits.attempts",
             "time",
-            "last_error",
+            "waits.last_error",
         )
         .orderBy("offset", "handler")
     )
 
 
-def _handlers(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
+def _tried(deliveries: DataFrame) -> DataFrame:
+    """For each message, who has tried it, and how far that has come."""
+    states = deliveries.groupBy("message_id", "handler").agg(
+        sql.max("attempt").alias("attempts"),
+        sql.max(sql.col("outcome").isin(*ANSWERED, *GIVEN_UP)).alias("ended"),
+        sql.max_by("error", "id").alias("last_error"),
+    )
+    one = sql.struct("handler", "attempts", "ended", "last_error")
+    return states.groupBy("message_id").agg(sql.collect_list(one).alias("tried"))
+
+
+def _expected(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """For each type, who has handled it, and since which offset."""
     places = messages.select("message_id", "name", sql.col("offset").alias("place"))
-    return (
+    handlers = (
         deliveries.where(is_outcome("ok"))
         .select("message_id", "handler")
         .join(places, "message_id")
         .groupBy("name", "handler")
         .agg(sql.min("place").alias("since"))
     )
-
-
-def _unfinished(deliveries: DataFrame, old: DataFrame) -> DataFrame:
-    states = deliveries.groupBy("message_id", "handler").agg(
-        sql.max("attempt").alias("attempts"),
-        sql.max(sql.col("outcome").isin(*ANSWERED, *GIVEN_UP)).alias("ended"),
-        sql.max_by("error", "id").alias("last_error"),
-    )
-    return (
-        old.join(states, "message_id")
-        .where(~sql.col("ended"))
-        .drop("ended")
-        .withColumn("reason", sql.lit("unfinished"))
-    )
-
-
-def _undelivered(messages: DataFrame, deliveries: DataFrame, old: DataFrame) -> DataFrame:
-    return (
-        old.join(sql.broadcast(_handlers(messages, deliveries)), "name")
-        .where(sql.col("offset") >= sql.col("since"))
-        .drop("since")
-        .join(deliveries.select("message_id", "handler"), ["message_id", "handler"], "left_anti")
-        .withColumn("reason", sql.lit("undelivered"))
-    )
-
-
-def _unhandled(messages: DataFrame, deliveries: DataFrame, old: DataFrame) -> DataFrame:
-    known = _handlers(messages, deliveries).select("name").distinct()
-    return (
-        old.join(sql.broadcast(known), "name", "left_anti")
-        .join(deliveries.select("message_id"), "message_id", "left_anti")
-        .withColumn("reason", sql.lit("unhandled"))
+    return handlers.groupBy("name").agg(
+        sql.collect_list(sql.struct("handler", "since")).alias("expected")
     )

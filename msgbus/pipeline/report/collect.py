@@ -49,7 +49,8 @@ def collect(
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
     """Rows as dicts, times in UTC: Spark would give them in the machine's zone, unmarked."""
     times = [one.name for one in frame.schema.fields if isinstance(one.dataType, TimestampType)]
-    frame = frame.withColumns({name: sql.unix_micros(name) for name in times})
+    if times:  # through Connect, none at all is an error
+        frame = frame.withColumns({name: sql.unix_micros(name) for name in times})
     rows = [row.asDict(recursive=True) for row in frame.collect()]
     for row in rows:
         for name in times:
