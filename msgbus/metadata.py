@@ -7,12 +7,14 @@ anybody asking for their id: a message passes through up to three stages.
 1. nothing yet (`None`);
 2. `ROOT`: it has been sent, from outside any handler, with nothing to remember;
 3. a `Metadata` object: somebody looked, or there is a cause, a session or a header.
+
+One that is read from a store may come with `StoredMetadata`, which is fetched at the first look.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final, final
@@ -40,7 +42,6 @@ class Root:
 ROOT: Final = Root()
 
 
-@final
 class Metadata:
     """Who a message is and where it came from.
 
@@ -155,4 +156,32 @@ class Metadata:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         headers = MappingProxyType(state.pop("headers"))
-        self.__init__(headers=headers, **state)
+        Metadata.__init__(self, headers=headers, **state)
+
+
+@final
+class StoredMetadata(Metadata):
+    """Metadata of a stored message, fetched by `load(place)` when somebody looks at it.
+
+    A class of its own: a `__getattr__` makes every look slower, and only these need one.
+    """
+
+    __slots__ = ("_load", "_stored_at")
+
+    def __init__(self, load: Callable[[int], Metadata], place: int) -> None:
+        self._load = load
+        self._stored_at = place
+
+    def __getattr__(self, name: str) -> Any:
+        # Called for empty slots; all are, until the first look.
+        if name not in Metadata.__slots__:
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(message)
+        loaded = self._load(self._stored_at)
+        for slot in Metadata.__slots__:
+            setattr(self, slot, getattr(loaded, slot))
+        return getattr(self, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # As plain metadata: what loads it may be a part of something large.
+        return Metadata, (), self.__getstate__()

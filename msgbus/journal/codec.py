@@ -143,7 +143,7 @@ class MessageCodec:
         """
         message_type = self._types.get(record.name) or self._seen.get(record.name)
         message = _raw(record) if message_type is None else _typed(message_type, record)
-        set_meta(message, _metadata(record))
+        set_meta(message, stored_metadata(record))
         return message
 
 
@@ -224,7 +224,8 @@ def _raw_record(message: RawMessage, time: float) -> Record:
     )
 
 
-def _metadata(record: Record) -> Metadata:
+def stored_metadata(record: Record) -> Metadata:
+    """What rides beside the message of a record."""
     message_id = record.message_id
     return Metadata(
         message_id,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from msgbus.errors import PipelineOptionError
 from msgbus.messages import Message
+from msgbus.pipeline.asked import Asked, Bound
 from msgbus.pipeline.columns import DELIVERIES, MESSAGES, Table, table_of
 from msgbus.pipeline.events import (
     SOURCE,
@@ -20,23 +20,21 @@ from msgbus.pipeline.events import (
     event_schema,
 )
 from msgbus.pipeline.handlers import BatchHandler
-from msgbus.pipeline.lake import Asked, ExportReport, export, read_all, trimmable
+from msgbus.pipeline.lake import ExportReport, export, parts_of, read_all, trimmable
 from msgbus.pipeline.progress import showing_progress
 from msgbus.pipeline.projections import Key, Projection, plan
 from msgbus.pipeline.schemas import spark_schema
 from msgbus.pipeline.session import session
 from msgbus.pipeline.source import NAME, register
-from msgbus.pipeline.source.filters import Where, conditions, where_values
-from msgbus.pipeline.source.options import journal_path, microseconds, payload_codec
+from msgbus.pipeline.source.filters import Where
+from msgbus.pipeline.source.options import journal_path, payload_codec
 from msgbus.pipeline.source.ranges import bounds_of
+from msgbus.pipeline.source.tasks import mapped
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from msgbus.pipeline.runs import BatchRun
-
-Bound: TypeAlias = int | datetime
-"""An offset, or a time; one without a zone counts as UTC."""
 
 
 @final
@@ -72,6 +70,12 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.path}>"
+
+    @property
+    def source(self) -> dict[str, str]:
+        """The options by which the data source finds the journal."""
+        codec = {} if self.codec is None else {"codec": self.codec}
+        return {"url": self.path, **codec}
 
     # -- tables ------------------------------------------------------------------------------
 
@@ -115,8 +119,7 @@ class Pipeline:
         classes = classes_of(message_type, self.types)
         rows = frame.where(frame["name"].isin(sorted(classes))).select(*SOURCE)
         run = Decoder.of(message_type, classes).run
-        map_in_arrow: Callable[..., DataFrame] = cast("Any", rows).mapInArrow
-        return map_in_arrow(run, event_schema(message_type))
+        return mapped(rows, run, event_schema(message_type))
 
     def corrupt(self, *message_types: type[Message]) -> DataFrame:
         """How many messages there are, and how many cannot be decoded, by name and version."""
@@ -163,7 +166,7 @@ class Pipeline:
         covers at most `max_rows` offsets.
         """
         source = table_of(table)
-        options = self._options(source, None, None, where)
+        options = {**self.source, **Asked(source, where=where).options()}
         reader = self.spark.readStream.format(NAME).options(**options)
         reader = reader.option("startingOffsets", str(start))
         if max_rows is not None:
@@ -247,33 +250,13 @@ class Pipeline:
         With `sealed`, the last offset that a lake holds, a query fails with `TrimmedError` if the
         journal was trimmed beyond it in the meantime.
         """
-        options = self._options(table, since, until, where)
+        options = {**self.source, **Asked(table, since, until, columns, where).options()}
         if sealed is not None:
             options["sealed"] = str(sealed)
         reader = self.spark.read.format(NAME).options(**options)
         if columns is not None:
             reader = reader.schema(table.select(columns))
         return reader.load()
-
-    def _options(
-        self,
-        table: Table,
-        since: Bound | None,
-        until: Bound | None,
-        where: Where | None,
-    ) -> dict[str, str]:
-        options = {"url": self.path, "table": table.name}
-        if self.codec is not None:
-            options["codec"] = self.codec
-        for bound, offset, time in ((since, "start", "since"), (until, "end", "until")):
-            if isinstance(bound, datetime):
-                options[time] = str(microseconds(bound))
-            elif bound is not None:
-                options[offset] = str(bound)
-        if where is not None:
-            conditions(table, where=where)  # says what is wrong here and now
-            options["where"] = json.dumps(where_values(where))
-        return options
 
     # -- work on them ------------------------------------------------------------------------
 
@@ -306,9 +289,8 @@ class Pipeline:
         from msgbus.pipeline.replay import COLUMNS, replayed
 
         fold = plan(projection, key=key, skip_corrupt=skip_corrupt)
-        where = {"name": fold.names}
-        messages = self.messages(since=since, until=until, columns=COLUMNS, where=where)
-        return replayed(messages, fold, partitions=partitions)
+        asked = Asked(MESSAGES, since, until, COLUMNS, {"name": fold.names})
+        return replayed(self.spark, parts_of(self, asked), fold, partitions=partitions)
 
     def run(
         self,

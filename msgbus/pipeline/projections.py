@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from types import UnionType
 from typing import (
     Any,
@@ -119,27 +120,16 @@ class Fold:
             error.add_note(f"At offset {record.offset}. skip_corrupt=True leaves such events out.")
             raise
 
-    def key_of(self, record: Record, event: Message) -> str | None:
-        """What the event belongs to; `None` if to nothing."""
+    def decoder(self) -> Callable[[Record], Message | None]:
+        """`event`, with a codec of this process."""
+        return partial(self.event, self.codec())
+
+    def key_of(self, event: Message, kept: str | None) -> str | None:
+        """What the event belongs to; `None` if to nothing. `kept` is what it is kept under."""
         if self.key is None:
-            return record.key
+            return kept
         found = getattr(event, self.key) if isinstance(self.key, str) else self.key(event)
         return None if found is None else str(found)
-
-    def step(self, state: Any, event: Message, record: Record) -> Any:
-        """The state after one more event."""
-        try:
-            after = self.projection.apply(state, event)
-        except Exception as error:
-            error.add_note(_at(record))
-            raise
-        if after is None:
-            message = (
-                f"{type(self.projection).__name__}.apply returned None. Return the state, "
-                f"changed or not; a key without a row is what `result` says. {_at(record)}"
-            )
-            raise ProjectionError(message)
-        return after
 
     def finish(self, key: str, state: Any) -> BaseModel | None:
         """The row of a key."""
@@ -151,10 +141,6 @@ class Fold:
             )
             raise ProjectionError(message)
         return found
-
-
-def _at(record: Record) -> str:
-    return f"At offset {record.offset}: {record.name} {record.message_id}."
 
 
 def plan(
@@ -233,48 +219,58 @@ def _check_field(key: str, types: Iterable[type[Message]], projection: str) -> N
 # -- folding ---------------------------------------------------------------------------------
 
 
-def fold_sorted(
-    fold: Fold, records: Iterable[tuple[str | None, Record]], codec: MessageCodec
-) -> Iterator[BaseModel]:
-    """The rows of records that come key by key, with one state in memory at a time.
+@final
+class States:
+    """What is known of each key, while events come in the order of their offsets."""
 
-    Each comes with its key. Those of one key must be neighbours, in the order of their offsets.
-    """
-    current: str | None = None
-    state: Any = None
-    for key, record in records:
-        event = None if key is None else fold.event(codec, record)
-        if key is None or event is None:
-            continue
-        if current != key:
-            if current is not None and (row := fold.finish(current, state)) is not None:
+    def __init__(self, fold: Fold) -> None:
+        self._fold = fold
+        self._initial = fold.projection.initial
+        self._apply = fold.projection.apply
+        self._states: dict[str, Any] = {}
+
+    def advance(self, key: str, event: Message, offset: int) -> None:
+        """Take in one more event."""
+        states = self._states
+        state = states[key] if key in states else self._initial(key)
+        try:
+            after = self._apply(state, event)
+        except Exception as error:
+            error.add_note(_at(event, offset))
+            raise
+        if after is None:
+            message = (
+                f"{type(self._fold.projection).__name__}.apply returned None. Return the state, "
+                f"changed or not; a key without a row is what `result` says. {_at(event, offset)}"
+            )
+            raise ProjectionError(message)
+        states[key] = after
+
+    def rows(self) -> Iterator[BaseModel]:
+        """The rows, sorted by key."""
+        for key in sorted(self._states):
+            row = self._fold.finish(key, self._states[key])
+            if row is not None:
                 yield row
-            current, state = key, fold.projection.initial(key)
-        state = fold.step(state, event, record)
-    if current is not None and (row := fold.finish(current, state)) is not None:
-        yield row
+
+
+def _at(event: Message, offset: int) -> str:
+    return f"At offset {offset}: {type(event).__wire__.name} {event.message_id}."
 
 
 def fold_records(fold: Fold, records: Iterable[Record]) -> list[BaseModel]:
     """The rows of records in the order of their offsets, sorted by key."""
-    codec, states = fold.codec(), dict[str, Any]()
+    codec, states = fold.codec(), States(fold)
     for record in records:
         _advance(fold, codec, states, record)
-    return _rows(fold, states)
+    return list(states.rows())
 
 
-def _advance(fold: Fold, codec: MessageCodec, states: dict[str, Any], record: Record) -> None:
+def _advance(fold: Fold, codec: MessageCodec, states: States, record: Record) -> None:
     event = fold.event(codec, record)
-    key = None if event is None else fold.key_of(record, event)
-    if event is None or key is None:
-        return
-    state = states[key] if key in states else fold.projection.initial(key)
-    states[key] = fold.step(state, event, record)
-
-
-def _rows(fold: Fold, states: Mapping[str, Any]) -> list[BaseModel]:
-    found = (fold.finish(key, states[key]) for key in sorted(states))
-    return [row for row in found if row is not None]
+    key = None if event is None else fold.key_of(event, record.key)
+    if event is not None and key is not None:
+        states.advance(key, event, record.offset)
 
 
 async def fold(
@@ -295,16 +291,16 @@ async def fold(
         StoredMessageError: An event does not decode, and `skip_corrupt` is not set.
     """
     todo = plan(projection, key=key, skip_corrupt=skip_corrupt)
-    codec, states = todo.codec(), dict[str, Any]()
+    codec, states = todo.codec(), States(todo)
     start = since if isinstance(since, int) else 0
     while page := await journal.read(start, _PAGE, names=todo.names):
         for record in page:
             if isinstance(until, int) and record.offset >= until:
-                return _rows(todo, states)
+                return list(states.rows())
             if _in_time(record, since, until):
                 _advance(todo, codec, states, record)
         start = page.next
-    return _rows(todo, states)
+    return list(states.rows())
 
 
 def _in_time(record: Record, since: int | datetime | None, until: int | datetime | None) -> bool:

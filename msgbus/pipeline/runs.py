@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from msgbus.pipeline.events import SOURCE, Decoder, classes_of, event_schema
 from msgbus.pipeline.handlers import BatchHandler, MicroBatch
 from msgbus.pipeline.source import NAME
 from msgbus.pipeline.source.ranges import bounds_of
+from msgbus.pipeline.source.tasks import mapped
 from msgbus.pipeline.source.writer import query_id
 
 if TYPE_CHECKING:
@@ -113,8 +114,7 @@ class Typed:
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """A frame of events, from one of messages."""
-        map_in_arrow: Callable[..., DataFrame] = cast("Any", frame.select(*SOURCE)).mapInArrow
-        return map_in_arrow(self._decoder.run, self._schema)
+        return mapped(frame.select(*SOURCE), self._decoder.run, self._schema)
 
 
 @final

@@ -27,6 +27,7 @@ from msgbus.journal import (
     upcasts,
 )
 from msgbus.journal.operations import AddDeadLetter, AddDelivery
+from msgbus.messages import metadata_of
 from msgbus.pipeline import Pipeline, Projection, fold
 from msgbus.testing.journals.kit import TIME
 from tests.spark.kit import append, with_journal
@@ -232,6 +233,66 @@ def test_random_histories_with_late_doubled_and_dead_events_give_the_rows_of_the
 class AllWalks(Walks):
     def result(self, key: str, state: Walk) -> Walk:
         return state
+
+
+def test_a_lake_whose_days_overlap_gives_the_rows_of_the_fold(
+    pipe: Pipeline, path: Path, tmp_path: Path
+) -> None:
+    days = [60 * 60 * 24 * (number % 3) for number in range(900)]
+    codec = MessageCodec()
+    events = [Moved(who=f"walker {number % 7}", step=number % 5) for number in range(len(days))]
+    records = [codec.encode(one, time=TIME + day) for one, day in zip(events, days, strict=True)]
+    made = tmp_path / "walks.db"
+    append(made, records[:800])
+    live = pipeline.open(str(made), pipe.spark)
+    live.export(tmp_path / "lake")
+    append(made, records[800:])
+
+    assert len(list((tmp_path / "lake" / "messages").glob("date=*"))) == 3
+    assert replayed(live, Walks, partitions=2) == folded(made, Walks)
+    for bounds in ({"until": 500}, {"since": 790, "until": 810}, {"since": 850}):
+        assert replayed(live, Walks, **bounds) == folded(made, Walks, **bounds)
+
+
+class Envelope(BaseModel):
+    key: str
+    seen: list[str] = []
+
+
+class Envelopes(Projection[Envelope, Moved]):
+    """What rides beside each event."""
+
+    def initial(self, key: str) -> Envelope:
+        return Envelope(key=key)
+
+    def apply(self, state: Envelope, event: Moved) -> Envelope:
+        meta = metadata_of(event)
+        seen = (
+            *(meta.message_id, meta.correlation_id, meta.causation_id, meta.session_id),
+            *(dict(meta.headers), meta.topic, meta.root_id, meta.depth, event.created_at),
+        )
+        return Envelope(key=state.key, seen=[*state.seen, repr(seen)])
+
+
+def test_events_have_everything_that_rode_beside_them(spark: SparkSession, tmp_path: Path) -> None:
+    codec, made = MessageCodec(), tmp_path / "walks.db"
+    root = codec.encode(Moved(who="ann", step=1), time=TIME)
+    effect = codec.encode(Jumped(who="ann", step=2), time=TIME + 1)._replace(
+        topic="walks.far",
+        correlation_id=root.message_id,
+        causation_id=root.message_id,
+        root_id=root.message_id,
+        depth=1,
+        session_id="s1",
+        headers={"tenant": "t1"},
+    )
+    append(made, [root, effect])
+
+    rows = pipeline.open(str(made), spark).replay(Envelopes).collect()
+
+    expected = folded(made, Envelopes)
+    assert [Envelope(**row.asDict()) for row in rows] == expected
+    assert "'tenant': 't1'" in expected[0].seen[1]
 
 
 def test_a_damaged_event_fails_the_replay_and_says_where_unless_it_may_be_skipped(

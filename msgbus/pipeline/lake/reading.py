@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from msgbus.pipeline.asked import Asked, Bound
 from msgbus.pipeline.columns import MESSAGES, Table
 from msgbus.pipeline.lake.folder import Lake, Segment
-from msgbus.pipeline.source.filters import Where, conditions, where_values
+from msgbus.pipeline.source import NAME
+from msgbus.pipeline.source.filters import where_values
 
 if TYPE_CHECKING:
     from msgbus.pipeline.pipeline import Pipeline
-
-Bound: TypeAlias = int | datetime
-"""An offset (of a delivery: its id), or a time; one without a zone counts as UTC."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -41,64 +40,55 @@ def read_lake(
     return _sealed(spark, folder, folder.segments(table.name), asked)
 
 
+class Parts(NamedTuple):
+    """Where the rows are that were asked for."""
+
+    sealed: DataFrame | None
+    """Those of a lake."""
+    rows: int
+    """How many these are, at most."""
+    tail: Mapping[str, str] | None
+    """Options of the data source, for those of the journal."""
+
+
 def read_all(pipe: Pipeline, asked: Asked) -> DataFrame:
     """Rows from the pipeline's lake up to its last sealed one, and from the journal behind it."""
+    sealed, _, tail = parts_of(pipe, asked)
+    if tail is None:
+        return cast("DataFrame", sealed)
+    reader = pipe.spark.read.format(NAME).options(**tail)
+    if asked.columns is not None:
+        reader = reader.schema(asked.table.select(asked.columns))
+    live = reader.load()
+    return live if sealed is None else sealed.unionByName(live)
+
+
+def parts_of(pipe: Pipeline, asked: Asked) -> Parts:
+    """What comes from the pipeline's lake, and what from the journal behind it."""
     folder = Lake(pipe.lake or "")
     # Looked up once: what is sealed from now on is still read from the journal.
     segments = folder.segments(asked.table.name) if pipe.lake else []
-    sealed = segments[-1].last if segments else 0
-    if not sealed:
-        return pipe.journal(
-            asked.table,
-            since=asked.since,
-            until=asked.until,
-            columns=asked.columns,
-            where=asked.where,
-        )
+    tail = {**pipe.source, **asked.options()}
+    if not segments:
+        return Parts(None, 0, tail)
+    start = segments[-1].last + 1
     old = _sealed(pipe.spark, folder, segments, asked)
-    start = sealed + 1 if isinstance(asked.since, datetime) else max(asked.since or 0, sealed + 1)
-    until = None if isinstance(asked.until, datetime) else asked.until
-    if until is not None and until <= start:
-        return old
-    new = pipe.journal(
-        asked.table,
-        since=start,
-        until=until,
-        columns=asked.needed,
-        where=asked.where,
-        # Looked at when the query runs: another export may have let the journal be trimmed by then.
-        sealed=folder.sealed(MESSAGES.name),
-    )
-    return old.unionByName(_filtered(new, asked))
+    rows = sum(segment.rows for segment in segments if _overlaps(segment, asked))
+    if isinstance(asked.until, int) and asked.until <= start:
+        return Parts(old, rows, None)
+    tail["start"] = str(max(start, int(tail.get("start", 0))))
+    # Looked at when the query runs: another export may have let the journal be trimmed by then.
+    tail["sealed"] = str(folder.sealed(MESSAGES.name))
+    return Parts(old, rows, tail)
 
 
-class Asked(NamedTuple):
-    """Which rows and columns of a table are wanted."""
-
-    table: Table
-    since: Bound | None = None
-    until: Bound | None = None
-    columns: Sequence[str] | None = None
-    where: Where | None = None
-
-    @property
-    def names(self) -> list[str]:
-        """The columns to give."""
-        return list(self.table.columns if self.columns is None else self.columns)
-
-    @property
-    def needed(self) -> list[str]:
-        """The columns to read: those that only the conditions need come last."""
-        bounds = [one for one in (self.since, self.until) if one is not None]
-        used = {"time" if isinstance(one, datetime) else self.table.position for one in bounds}
-        used.update(self.where or ())
-        return [*self.names, *sorted(used - set(self.names))]
+def _overlaps(segment: Segment, asked: Asked) -> bool:
+    return any(_may_hold(segment, file, asked.since, asked.until) for file in segment.files)
 
 
 def _sealed(
     spark: SparkSession, folder: Lake, segments: Sequence[Segment], asked: Asked
 ) -> DataFrame:
-    conditions(asked.table, where=asked.where)  # says what is wrong with it
     schema = asked.table.select(asked.needed)
     paths = [
         str(folder.path / file)

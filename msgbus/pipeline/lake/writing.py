@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from importlib import import_module
 from pathlib import Path
@@ -20,6 +20,7 @@ from msgbus.pipeline.arrow import Batch, Schema, arrow_schema, pa
 from msgbus.pipeline.columns import Table
 from msgbus.pipeline.lake.folder import Staged
 from msgbus.pipeline.source.ranges import Range
+from msgbus.pipeline.source.tasks import Batches, Read, Work, in_tasks, mapped
 
 ROW_GROUP: Final = 100_000
 """Rows that a reader may skip together."""
@@ -31,10 +32,6 @@ pq: Any = import_module("pyarrow.parquet")
 
 Rows: TypeAlias = Any
 """A `pyarrow.Table`."""
-
-Write: TypeAlias = Callable[[Iterator[Batch]], Iterator[Batch]]
-
-Read: TypeAlias = Callable[[Range], Iterator[Batch]]
 
 
 class Place(NamedTuple):
@@ -49,36 +46,26 @@ def stage(frame: DataFrame, table: Table, place: Place) -> list[Staged]:
 
     A task that is repeated writes other files. Those of its first try are not among the result.
     """
-    return _staged(frame.select(*table.columns), _writer(table, place))
+    return _staged(mapped(frame.select(*table.columns), _writer(table, place), _RESULT))
 
 
 def stage_ranges(
     spark: SparkSession, read: Read, ranges: Sequence[Range], table: Table, place: Place
 ) -> list[Staged]:
-    """The same for ranges, a task for each, that `read` can read where the task runs.
-
-    The rows stay in one process: through the JVM they would be moved twice.
-    """
-    write = _writer(table, place)
-
-    def run(batches: Iterator[Batch]) -> Iterator[Batch]:
-        numbers: list[int] = [one for batch in batches for one in batch.column(0).to_pylist()]
-        return write(rows for number in numbers for rows in read(ranges[number]))
-
-    return _staged(spark.range(0, len(ranges), 1, len(ranges)), run)
+    """The same for ranges, a task for each, that `read` can read where the task runs."""
+    return _staged(in_tasks(spark, read, ranges, _writer(table, place), _RESULT))
 
 
-def _staged(frame: DataFrame, write: Write) -> list[Staged]:
-    mapped: Any = frame  # Spark's own type of mapInArrow is half known
-    rows: list[Row] = mapped.mapInArrow(write, _RESULT).collect()
+def _staged(frame: DataFrame) -> list[Staged]:
+    rows: list[Row] = frame.collect()
     return [Staged(row["path"], row["date"], row["rows"], row["first"]) for row in rows]
 
 
-def _writer(table: Table, place: Place) -> Write:
+def _writer(table: Table, place: Place) -> Work:
     schema, position = arrow_schema(table.schema), table.position
     lake, staging = str(place.lake), str(place.staging)
 
-    def write(batches: Iterator[Batch]) -> Iterator[Batch]:
+    def write(batches: Batches) -> Batches:
         days: dict[date, DayFile] = {}
         try:
             for batch in batches:

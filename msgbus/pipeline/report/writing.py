@@ -12,7 +12,8 @@ from msgbus.pipeline.report.collect import collect
 from msgbus.pipeline.report.page import render
 
 if TYPE_CHECKING:
-    from msgbus.pipeline.pipeline import Bound, Pipeline
+    from msgbus.pipeline.asked import Bound
+    from msgbus.pipeline.pipeline import Pipeline
 
 
 def write_report(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -41,7 +41,7 @@ class JournalReader(DataSourceReader):
         self._options = options
         self._columns = columns_of(options.table, schema)
 
-    def partitions(self) -> Sequence[InputPartition]:
+    def partitions(self) -> list[Range]:
         """Ranges of offsets, up to the last one that is there now."""
         options = self._options
         found = bounds_of(options.path, options.table)

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from msgbus import ConfigurationError, Event, ProjectionError, StoredMessageError
 from msgbus.journal import MemoryJournal, MessageCodec, Record, upcasts
 from msgbus.pipeline import Projection, fold
-from msgbus.pipeline.projections import fold_records, fold_sorted, plan
+from msgbus.pipeline.projections import fold_records, plan
 from msgbus.testing.journals.kit import TIME
 
 
@@ -204,16 +204,6 @@ async def test_a_damaged_event_fails_the_fold_unless_it_may_be_skipped() -> None
     assert "At offset 1" in raised.value.__notes__[-1]
     assert "skip_corrupt" in raised.value.__notes__[-1]
     assert rows[0].steps == ("Cancelled", "Placed")
-
-
-def test_records_sorted_by_key_give_the_same_rows() -> None:
-    todo, written = plan(Orders), take(history())
-    keyed = sorted((record.json()["order"], record.offset, record) for record in written)
-
-    rows = list(fold_sorted(todo, [(key, one) for key, _, one in keyed], todo.codec()))
-
-    assert rows == fold_records(todo, written)
-    assert list(fold_sorted(todo, [(None, written[0])], todo.codec())) == []
 
 
 # -- what is wrong ---------------------------------------------------------------------------
