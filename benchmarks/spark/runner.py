@@ -24,7 +24,7 @@ five. Files, 6 GB of them, go to the working folder, and are removed."""
 BEGIN: Final = "<!-- bench-spark: begin -->"
 END: Final = "<!-- bench-spark: end -->"
 
-ALL: Final = ("read", "lake_and_tail", "read_others", "jobs", "replay", "loop")
+ALL: Final = ("read", "lake_and_tail", "read_others", "jobs", "replay_and_loop")
 SMALL: Final = ("read", "replay")
 
 

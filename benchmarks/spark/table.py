@@ -130,7 +130,9 @@ READING: Final = (
     ("limit: sqlite3, one process, no Spark", "read.limit.sqlite3"),
     ("export to a new lake", "export"),
     ("replay in Spark", "replay.spark"),
-    ("replay, plain loop", "replay.loop"),
+    ("replay in Spark, by a field", "replay.field"),
+    ("replay, plain loop in one process", "replay.loop"),
+    ("replay, `msgbus.pipeline.fold`", "replay.fold"),
 )
 
 

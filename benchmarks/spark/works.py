@@ -7,9 +7,11 @@ import asyncio
 import json
 import os
 import shutil
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
@@ -18,7 +20,7 @@ from typing import Any, Final, final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from benchmarks.spark.data import Customers
+from benchmarks.spark.data import Customers, OrderPlaced, Seen
 from benchmarks.spark.memory import Watch
 from benchmarks.spark.rounds import Timing, by_turns, drain, timed
 from msgbus import pipeline
@@ -32,7 +34,7 @@ from msgbus.pipeline.source.ranges import bounds_of
 Work = Callable[[], object]
 
 LOOP: Final = 1_000_000
-"""Events of the plain loop, at most: it only gives a rate."""
+"""Events of the loops in one process, at most: they only give a rate."""
 
 HEAP: Final = "1g"
 NOW: Final = datetime(2027, 1, 1, tzinfo=UTC)
@@ -142,18 +144,47 @@ class Bench:
 
     def replay(self) -> None:
         """The fold in Spark."""
-        work = partial(_drained, lambda: self.pipe().replay(Customers))
-        tell("replay.spark", self.rows, timed(work, self.rounds, warm=False))
+        self._replay({"spark": self._replayed})
 
-    def loop(self) -> None:
-        """The same as a plain loop, cut short."""
-        until = min(self.rows, LOOP) + 1
+    def replay_and_loop(self) -> None:
+        """The same by turns with a loop as one would write it by hand, and by other ways."""
+        self._replay({"spark": self._replayed, "loop": self._plain_loop})
+        field = partial(_drained, lambda: self.pipe().replay(Customers, key="customer"))
+        tell("replay.field", self.rows, timed(field, 1, warm=False))
+        tell("replay.fold", self._cut, timed(self._fold, 1, warm=False))
+
+    def _replay(self, turns: dict[str, Work]) -> None:
+        for name, timing in by_turns(turns, self.rounds, warm=False).items():
+            tell(f"replay.{name}", self._cut if name == "loop" else self.rows, timing)
+
+    @property
+    def _cut(self) -> int:
+        return min(self.rows, LOOP)
+
+    def _replayed(self) -> None:
+        _drained(lambda: self.pipe().replay(Customers))
+
+    def _plain_loop(self) -> None:
+        """No library but sqlite3 and pydantic: no versions, no metadata, no checks."""
+        projection, states = Customers(), dict[str, dict[str, int]]()
+        classes = {one.__wire__.name: one for one in (OrderPlaced, Seen)}
+        query = "SELECT name, key, payload FROM msgbus_messages WHERE offset <= ? ORDER BY offset"
+        with closing(sqlite3.connect(self.journal)) as connection:
+            for name, key, payload in connection.execute(query, (self._cut,)):
+                event = classes[name].model_validate_json(payload)
+                state = states[key] if key in states else projection.initial(key)
+                states[key] = projection.apply(state, event)
+        rows = [projection.result(key, state) for key, state in states.items()]
+        check(sum(row.orders + row.seen for row in rows), self._cut)
+
+    def _fold(self) -> None:
+        """What the library gives for small journals."""
 
         async def run() -> None:
             async with SqliteJournal(self.journal, reserve=0) as journal:
-                await fold(journal, Customers, until=until)
+                await fold(journal, Customers, until=self._cut + 1)
 
-        tell("replay.loop", until - 1, timed(lambda: asyncio.run(run()), 1, warm=False))
+        asyncio.run(run())
 
 
 def _drained(work: Callable[[], DataFrame]) -> None:

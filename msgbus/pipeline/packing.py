@@ -17,7 +17,7 @@ from msgbus.pipeline.source.tasks import Batches, Work
 
 pc: Any = import_module("pyarrow.compute")
 
-PACKED: Final = "bucket int, first long, last long, rows binary"
+PACKED: Final = "bucket int, first long, last long, size long, rows binary"
 """The columns of packed messages: where they belong, from which to which offset, and they."""
 
 _SCHEMA: Final = pa.schema(
@@ -25,9 +25,13 @@ _SCHEMA: Final = pa.schema(
         ("bucket", pa.int32()),
         ("first", pa.int64()),
         ("last", pa.int64()),
+        ("size", pa.int64()),
         ("rows", pa.binary()),
     ]
 )
+
+# A third of the bytes, for a fraction of what moving them costs.
+_ZSTD: Final = pa.Codec("zstd", compression_level=1)
 
 TOGETHER: Final = 100_000
 """Messages that are packed together: the more they are, the fewer the rows."""
@@ -78,13 +82,14 @@ def _packed(batch: Batch, buckets: Array) -> Batch:
     places = pa.table({"bucket": buckets, "offset": batch.column("offset")})
     order = pc.sort_indices(places, sort_keys=[("bucket", "ascending"), ("offset", "ascending")])
     batch, runs = batch.take(order), pc.run_end_encode(buckets.take(order))
-    packs: list[tuple[int, int, int, bytes]] = []
+    packs: list[tuple[int, int, int, int, bytes]] = []
     start = 0
     for bucket, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
         part = batch.slice(start, end - start)
         offsets = part.column("offset")
-        rows = part.serialize().to_pybytes()
-        packs.append((bucket, offsets[0].as_py(), offsets[-1].as_py(), rows))
+        plain = part.serialize()
+        rows = _ZSTD.compress(plain, asbytes=True)
+        packs.append((bucket, offsets[0].as_py(), offsets[-1].as_py(), plain.size, rows))
         start = end
     columns = zip(*packs, strict=True)
     arrays = [pa.array(values, one.type) for values, one in zip(columns, _SCHEMA, strict=True)]
@@ -107,7 +112,8 @@ def unpacked(batches: Iterable[Batch], schema: Schema) -> Iterator[Unpacked]:
         if waiting and (pack["bucket"] != bucket or pack["first"] > last):
             yield Unpacked(bucket, _merged(waiting))
             waiting, last = [], -1
-        waiting.append(pa.ipc.read_record_batch(pa.py_buffer(pack["rows"]), schema))
+        plain = _ZSTD.decompress(pack["rows"], pack["size"])
+        waiting.append(pa.ipc.read_record_batch(plain, schema))
         bucket, last = pack["bucket"], max(last, pack["last"])
     if waiting:
         yield Unpacked(bucket, _merged(waiting))

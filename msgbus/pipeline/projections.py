@@ -219,32 +219,34 @@ def _check_field(key: str, types: Iterable[type[Message]], projection: str) -> N
 # -- folding ---------------------------------------------------------------------------------
 
 
+_NEW: Final = object()
+
+
 @final
 class States:
     """What is known of each key, while events come in the order of their offsets."""
 
     def __init__(self, fold: Fold) -> None:
         self._fold = fold
-        self._initial = fold.projection.initial
-        self._apply = fold.projection.apply
         self._states: dict[str, Any] = {}
 
-    def advance(self, key: str, event: Message, offset: int) -> None:
-        """Take in one more event."""
-        states = self._states
-        state = states[key] if key in states else self._initial(key)
-        try:
-            after = self._apply(state, event)
-        except Exception as error:
-            error.add_note(_at(event, offset))
-            raise
-        if after is None:
-            message = (
-                f"{type(self._fold.projection).__name__}.apply returned None. Return the state, "
-                f"changed or not; a key without a row is what `result` says. {_at(event, offset)}"
-            )
-            raise ProjectionError(message)
-        states[key] = after
+    def advance(self, events: Iterable[tuple[str | None, Message | None, int]]) -> None:
+        """Take in events, each with its key and its offset; without a key it is left out."""
+        # Names of their own, and one look-up: this loop is where a replay spends its time.
+        states, projection = self._states, self._fold.projection
+        initial, apply = projection.initial, projection.apply
+        for key, event, offset in events:
+            if key is None or event is None:
+                continue
+            state = states.get(key, _NEW)
+            try:
+                after = apply(initial(key) if state is _NEW else state, event)
+            except Exception as error:
+                error.add_note(_at(event, offset))
+                raise
+            if after is None:
+                raise _forgotten(projection, event, offset)
+            states[key] = after
 
     def rows(self) -> Iterator[BaseModel]:
         """The rows, sorted by key."""
@@ -254,23 +256,31 @@ class States:
                 yield row
 
 
+def _forgotten(projection: Projection[Any, Any], event: Message, offset: int) -> ProjectionError:
+    return ProjectionError(
+        f"{type(projection).__name__}.apply returned None. Return the state, changed or not; a key "
+        f"without a row is what `result` says. {_at(event, offset)}"
+    )
+
+
 def _at(event: Message, offset: int) -> str:
     return f"At offset {offset}: {type(event).__wire__.name} {event.message_id}."
 
 
 def fold_records(fold: Fold, records: Iterable[Record]) -> list[BaseModel]:
     """The rows of records in the order of their offsets, sorted by key."""
-    codec, states = fold.codec(), States(fold)
-    for record in records:
-        _advance(fold, codec, states, record)
+    states = States(fold)
+    states.advance(_with_keys(fold, fold.codec(), records))
     return list(states.rows())
 
 
-def _advance(fold: Fold, codec: MessageCodec, states: States, record: Record) -> None:
-    event = fold.event(codec, record)
-    key = None if event is None else fold.key_of(event, record.key)
-    if event is not None and key is not None:
-        states.advance(key, event, record.offset)
+def _with_keys(
+    fold: Fold, codec: MessageCodec, records: Iterable[Record]
+) -> Iterator[tuple[str | None, Message | None, int]]:
+    for record in records:
+        event = fold.event(codec, record)
+        key = None if event is None else fold.key_of(event, record.key)
+        yield key, event, record.offset
 
 
 async def fold(
@@ -294,16 +304,17 @@ async def fold(
     codec, states = todo.codec(), States(todo)
     start = since if isinstance(since, int) else 0
     while page := await journal.read(start, _PAGE, names=todo.names):
-        for record in page:
-            if isinstance(until, int) and record.offset >= until:
-                return list(states.rows())
-            if _in_time(record, since, until):
-                _advance(todo, codec, states, record)
+        wanted = [record for record in page if _is_between(record, since, until)]
+        states.advance(_with_keys(todo, codec, wanted))
+        if isinstance(until, int) and page[-1].offset >= until:
+            break
         start = page.next
     return list(states.rows())
 
 
-def _in_time(record: Record, since: int | datetime | None, until: int | datetime | None) -> bool:
+def _is_between(record: Record, since: int | datetime | None, until: int | datetime | None) -> bool:
+    if isinstance(until, int) and record.offset >= until:
+        return False
     # To the microsecond, as Spark sees it.
     time = math.floor(record.time * 1_000_000 + 0.5)
     if isinstance(since, datetime) and time < _microseconds(since):

@@ -45,7 +45,8 @@ def replayed(
     """The rows of a projection; the parts have `COLUMNS`, and its events only."""
     rows, ranges, read = parts.rows, list[Range](), None
     if parts.tail is not None:
-        reader = JournalReader(read_options(parts.tail), MESSAGES.select(COLUMNS))
+        options, columns = read_options(parts.tail), MESSAGES.select(COLUMNS)
+        reader = JournalReader(options, columns, check_payloads=False)
         ranges, read = reader.partitions(), reader.read
         rows += sum(one.high - one.low + 1 for one in ranges)
     tasks, buckets = split_keys(rows, partitions or _tasks(spark, rows))
@@ -125,10 +126,7 @@ def _folded(fold: Fold, packed: Schema, schema: Schema) -> Work:
                 states, current = States(fold), bucket
             rows = StoredRows(batch)
             events = rows.messages(plain, decode)
-            places = zip(rows.column(key), events, rows.column("offset"), strict=True)
-            for one, event, offset in places:
-                if event is not None:
-                    states.advance(one, event, offset)
+            states.advance(zip(rows.column(key), events, rows.column("offset"), strict=True))
         yield from _rows_of(states, fold, schema)
 
     return run

@@ -54,13 +54,16 @@ class Query(NamedTuple):
     """Whether rows that have been trimmed since may be missing."""
     codec: str | None = None
     """Where the codec of the payloads is."""
+    is_checked: bool = True
+    """Whether payloads are looked at: what is no JSON is corrupt."""
 
     def parts(self) -> list[str]:
         """Names of the columns to select: plain ones, and what the others are made from."""
         wanted: dict[str, None] = {}
         for name in self.columns:
             for part in self.table.columns[name].needs or (name,):
-                wanted[part] = None
+                if part != "_is_json" or self.is_checked:
+                    wanted[part] = None
         # Spark may want no column at all, but rows to count.
         return list(wanted) or [self.table.position]
 
@@ -205,18 +208,18 @@ def finished(batch: Batch, query: Query) -> Batch:
 
 def _payloads(parts: Mapping[str, Array], codec: PayloadCodec | None) -> dict[str, Array]:
     """`payload` where it is JSON, `_corrupt` where it is not."""
-    raw, is_json = parts["_payload"], parts["_is_json"]
+    raw = parts["_payload"]
     if codec is not None:
         return _texts([_through(codec, value) for value in raw.to_pylist()])
-    nothing = pa.nulls(len(raw), pa.string())
-    if is_json.null_count == 0 and sum(is_json.unique().to_pylist()) == 1 == len(is_json.unique()):
+    flags = parts["_is_json"].to_pylist() if "_is_json" in parts else [1] * len(raw)
+    if flags.count(1) == len(flags):
         try:
             # Checks the encoding, which SQLite's json_valid does not.
+            nothing = pa.nulls(len(raw), pa.string())
             return {"payload": raw.cast(pa.string()), "_corrupt": nothing}
         except pa.ArrowInvalid:
             pass
     decoded = map(_decoded, raw.to_pylist())
-    flags = is_json.to_pylist()
     return _texts(
         [
             (text, is_text and flag == 1)

@@ -35,10 +35,16 @@ def columns_of(table: Table, schema: StructType) -> tuple[str, ...]:
 
 
 class JournalReader(DataSourceReader):
-    """Reads a table of a journal, as it is when the first query of a frame is planned."""
+    """Reads a table of a journal, as it is when the first query of a frame is planned.
 
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+    Payloads need not be checked for whoever decodes them anyway.
+    """
+
+    def __init__(
+        self, options: ReadOptions, schema: StructType, *, check_payloads: bool = True
+    ) -> None:
         self._options = options
+        self._check_payloads = check_payloads
         self._columns = columns_of(options.table, schema)
 
     def partitions(self) -> list[Range]:
@@ -56,7 +62,8 @@ class JournalReader(DataSourceReader):
         """The rows of one range; runs on a worker."""
         if not isinstance(partition, Range):
             return iter(())  # there was nothing to split
-        return batches(query_of(self._options, self._columns, partition), self._options.engine)
+        query = query_of(self._options, self._columns, partition)
+        return batches(query._replace(is_checked=self._check_payloads), self._options.engine)
 
 
 def check_sealed(path: str, sealed: int) -> None:
