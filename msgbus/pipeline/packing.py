@@ -36,6 +36,9 @@ _ZSTD: Final = pa.Codec("zstd", compression_level=1)
 TOGETHER: Final = 100_000
 """Messages that are packed together: the more they are, the fewer the rows."""
 
+MOST_BYTES: Final = 64 << 20
+"""Bytes that are packed together: messages may be large."""
+
 
 def packer(buckets: int, key: str) -> Work:
     """Packs batches that have the columns `offset` and `key`; without a key, they are left out."""
@@ -55,7 +58,7 @@ def packer(buckets: int, key: str) -> Work:
 def _groups(batches: Batches) -> Iterator[list[Batch]]:
     """Batches to be packed together: neighbours in the journal, as far as can be told."""
     group: list[Batch] = []
-    rows, end = 0, 0
+    rows, size, end = 0, 0, 0
     for batch in batches:
         if not batch.num_rows:
             continue
@@ -63,11 +66,11 @@ def _groups(batches: Batches) -> Iterator[list[Batch]]:
         first, last = ends["min"].as_py(), ends["max"].as_py()
         # A range that spans what other tasks have read would have to be merged with all of it.
         is_near = end < first <= end + TOGETHER
-        if group and (rows >= TOGETHER or not is_near):
+        if group and (rows >= TOGETHER or size >= MOST_BYTES or not is_near):
             yield group
-            group, rows = [], 0
+            group, rows, size = [], 0, 0
         group.append(batch)
-        rows, end = rows + batch.num_rows, last
+        rows, size, end = rows + batch.num_rows, size + batch.nbytes, last
     if group:
         yield group
 

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from msgbus.pipeline.cli.faults import EXTRA, Fault, explain
 from msgbus.pipeline.cli.sessions import started
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 PACKAGES: Final = ("msgbus", "pyspark", "pyarrow", "pandas")
 _TASKS: Final = 4
@@ -150,9 +150,10 @@ def _job(spark: SparkSession) -> str:
 
 
 def _workers(spark: SparkSession) -> str:
+    from msgbus.pipeline.source.tasks import mapped
+
     frame = spark.range(0, _TASKS, 1, _TASKS)
-    map_in_arrow: Callable[..., DataFrame] = cast("Any", frame).mapInArrow
-    rows = map_in_arrow(look_around, "msgbus string, python string, engine string").collect()
+    rows = mapped(frame, look_around, "msgbus string, python string, engine string").collect()
     seen = sorted({(row["msgbus"], row["python"], row["engine"]) for row in rows})
     return "; ".join(f"msgbus {one} on Python {two}, read by {three}" for one, two, three in seen)
 

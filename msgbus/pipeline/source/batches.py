@@ -49,7 +49,8 @@ class Query(NamedTuple):
     low: int
     high: int
     conditions: tuple[str, ...] = ()
-    batch_rows: int = 20_000
+    batch_rows: int | None = None
+    """Rows of one batch; as many as `fitting_rows` says if not given."""
     may_lack: bool = False
     """Whether rows that have been trimmed since may be missing."""
     codec: str | None = None
@@ -101,6 +102,28 @@ class Query(NamedTuple):
         return pa.int64()
 
 
+# -- how much at once ----------------------------------------------------------------------
+
+MOST_ROWS: Final = 20_000
+MOST_BYTES: Final = 64 << 20
+
+
+def fitting_rows(connection: sqlite3.Connection) -> int:
+    """Rows of one batch: many, unless messages are so large that they would fill the memory.
+
+    By the size of the file, which is never less than that of its messages.
+    """
+    pages, size, first, last = connection.execute(
+        "SELECT (SELECT page_count FROM pragma_page_count), (SELECT page_size FROM "
+        "pragma_page_size), (SELECT min(offset) FROM msgbus_messages), "
+        "(SELECT max(offset) FROM msgbus_messages)"
+    ).fetchone()
+    if last is None:
+        return MOST_ROWS
+    each = pages * size // (last - first + 1)
+    return max(1, min(MOST_ROWS, MOST_BYTES // max(1, each)))
+
+
 # -- engines -------------------------------------------------------------------------------
 
 
@@ -134,8 +157,7 @@ def _adbc(query: Query) -> Generator[Batch, None, None]:
     # ADBC takes a column's type from the first batch: one that begins with nothing but NULL
     # would be a number. So a row of examples goes first, and is left out again.
     statement = f"{query.example()} UNION ALL SELECT * FROM ({query.sql()})"  # noqa: S608
-    rows = {"adbc.sqlite.query.batch_rows": str(query.batch_rows)}
-    _check(query)
+    rows = {"adbc.sqlite.query.batch_rows": str(_check(query))}
     with (
         adbc.connect(file_uri(query.path)) as connection,
         connection.cursor(adbc_stmt_kwargs=rows) as cursor,
@@ -150,10 +172,14 @@ def _adbc(query: Query) -> Generator[Batch, None, None]:
             first = False
 
 
-def _check(query: Query) -> None:
-    """Look at the file by the stdlib first: its errors are told apart by their codes."""
+def _check(query: Query) -> int:
+    """Look at the file by the stdlib first: its errors are told apart by their codes.
+
+    Gives the rows of one batch.
+    """
     with translated(query.path), closing(_connect(query.path)) as connection:
         check(connection, query.path)
+        return query.batch_rows or fitting_rows(connection)
 
 
 def _connect(path: str) -> sqlite3.Connection:
@@ -167,8 +193,9 @@ def _sqlite3(query: Query) -> Generator[Batch, None, None]:
         check(connection, query.path)
         trimmed = connection.execute("SELECT value FROM msgbus_meta WHERE key = 'trimmed'")
         _check_trimmed(query, trimmed.fetchone())
+        size = query.batch_rows or fitting_rows(connection)
         cursor = connection.execute(query.sql())
-        while rows := cursor.fetchmany(query.batch_rows):
+        while rows := cursor.fetchmany(size):
             yield pa.record_batch(
                 [
                     pa.array(values, type=field.type)

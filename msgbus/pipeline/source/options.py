@@ -63,8 +63,8 @@ class ReadOptions:
     partitions: int | None = None
     """Into how many ranges to split a read; found by the number of rows if not given."""
 
-    batch_rows: int = 20_000
-    """Rows in one Arrow batch."""
+    batch_rows: int | None = None
+    """Rows in one Arrow batch; found by their size if not given."""
 
     codec: str | None = None
     """Where the codec of the payloads is: `module:name`."""

@@ -90,9 +90,13 @@ def bounds(connection: sqlite3.Connection, table: Table) -> Bounds:
     if table is MESSAGES:
         head = reads.head(connection)
         return Bounds(queries.first(connection), head, queries.trimmed(connection))
-    low, high = connection.execute(
-        f"SELECT min({table.position}), max({table.position}) FROM {table.relation}"  # noqa: S608
-    ).fetchone()
+    # One by one: asked for both at once, SQLite looks through the whole table.
+    low, high = (
+        connection.execute(
+            f"SELECT {end}({table.position}) FROM {table.relation}"  # noqa: S608
+        ).fetchone()[0]
+        for end in ("min", "max")
+    )
     return Bounds(1, 0, 0) if low is None else Bounds(int(low), int(high), 0)
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msgbus.pipeline import packing
 from msgbus.pipeline.arrow import Batch, pa
 from msgbus.pipeline.packing import TOGETHER, packer, unpacked
 from msgbus.pipeline.replay import IN_A_BUCKET, MOST_BUCKETS, split_keys
@@ -79,6 +80,13 @@ def test_neighbours_travel_together_and_others_do_not() -> None:
 
     assert [_ends(one) for one in shuffled([near], 1)] == [(1, 2)]
     assert [_ends(one) for one in shuffled([far], 1)] == [(1, 1), (3 + TOGETHER, 3 + TOGETHER)]
+
+
+def test_large_messages_travel_in_packs_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MOST_BYTES", 1000)
+    large: list[Rows] = [[(number, "x" * 600)] for number in range(1, 7)]
+
+    assert [_ends(one) for one in shuffled([large], 1)] == [(1, 2), (3, 4), (5, 6)]
 
 
 def _ends(batch: Any) -> tuple[int, int]:

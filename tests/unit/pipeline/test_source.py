@@ -204,6 +204,37 @@ def test_a_payload_that_is_no_json_is_kept_beside(
     ]
 
 
+@pytest.mark.parametrize("engine", ["adbc", "sqlite3"])
+def test_who_decodes_payloads_anyway_gets_them_as_they_are(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "shop.db"
+    payloads = [b"{}", b'{"a":', b'{"a":"\xff"}']
+    append(path, [make_record(payload=one) for one in payloads])
+    query = Query(str(path), MESSAGES, ("payload", "_corrupt"), 1, 99, is_checked=False)
+
+    rows = [row for one in batches(query, engine) for row in one.to_pylist()]
+
+    assert rows == [
+        {"payload": "{}", "_corrupt": None},
+        {"payload": '{"a":', "_corrupt": None},
+        {"payload": None, "_corrupt": '{"a":"\\xff"}'},
+    ]
+
+
+@pytest.mark.parametrize("engine", ["adbc", "sqlite3"])
+def test_large_messages_are_read_a_few_at_a_time(tmp_path: Path, engine: str) -> None:
+    small, large = tmp_path / "small.db", tmp_path / "large.db"
+    append(small, [make_record() for _ in range(100)])
+    append(large, [make_record(payload=b'"%s"' % (b"x" * 5_000_000)) for _ in range(20)])
+
+    def sizes(path: Path) -> list[int]:
+        query = Query(str(path), MESSAGES, ("payload",), 1, 100)
+        return [batch.num_rows for batch in batches(query, engine)]
+
+    assert sizes(small) == [100]
+    assert sum(sizes(large)) == 20
+    assert max(sizes(large)) <= 13
+
+
 # -- options -------------------------------------------------------------------------------
 
 
