@@ -73,3 +73,26 @@ def arrow_type(spark_type: DataType) -> ArrowType:
 def arrow_schema(schema: StructType) -> Schema:
     """The Arrow schema of a frame's batches."""
     return pa.schema([(field.name, arrow_type(field.dataType)) for field in schema.fields])
+
+
+def with_small_types(batch: Batch) -> Batch:
+    """A batch as `arrow_schema` describes it: a session may be set to give texts as large ones."""
+    if not any("large_" in str(one) for one in batch.schema.types):
+        return batch
+    fields = [(one.name, _small(one.type)) for one in batch.schema]
+    return batch.cast(pa.schema(fields))
+
+
+def _small(kind: ArrowType) -> ArrowType:
+    types = pa.types
+    if types.is_large_string(kind):
+        return pa.string()
+    if types.is_large_binary(kind):
+        return pa.binary()
+    if types.is_map(kind):
+        return pa.map_(_small(kind.key_type), _small(kind.item_type))
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.list_(_small(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([(one.name, _small(one.type)) for one in kind])
+    return kind

@@ -12,9 +12,10 @@ from msgbus.errors import ConfigurationError, StoredMessageError
 from msgbus.journal.codec import MessageCodec
 from msgbus.journal.records import Kind, Record
 from msgbus.messages import Message
-from msgbus.pipeline.arrow import Array, Batch, arrow_schema, arrow_type, pa
+from msgbus.pipeline.arrow import Array, Batch, Schema, arrow_schema, arrow_type, pa
 from msgbus.pipeline.columns import MESSAGES
 from msgbus.pipeline.schemas import known_subclasses, model_shape, spark_schema, to_row
+from msgbus.pipeline.stored import Plain
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.upcasting import Upcaster, restore_upcasters, upcasters_of
 
@@ -112,19 +113,23 @@ class Decoder:
         for name, known in self.upcasters.items():
             restore_upcasters(self.types[name], known)
         codec = MessageCodec()
+        plain: dict[str, Plain] = {}
         for name, one in self.types.items():
             codec.register(one, name=name)
+            plain[name] = Plain.of(one)
         schema = arrow_schema(event_schema(self.message_type))
         for batch in batches:
-            yield self.batch(codec, batch, schema)
+            yield self.batch(codec, plain, batch, schema)
 
-    def batch(self, codec: MessageCodec, batch: Batch, schema: Any) -> Batch:
+    def batch(
+        self, codec: MessageCodec, plain: Mapping[str, Plain], batch: Batch, schema: Schema
+    ) -> Batch:
         """One batch of events."""
         columns: dict[str, Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
         texts: list[str | None] = columns["payload"].to_pylist()
         envelopes = (columns[name].to_pylist() for name in ("message_id", "name", "version"))
         rows = [
-            self.decoded(codec, text, *envelope)
+            self.decoded(codec, plain, text, *envelope)
             for text, *envelope in zip(texts, *envelopes, strict=True)
         ]
         own, rows = _arrays(self.message_type, rows)
@@ -139,11 +144,24 @@ class Decoder:
         return pa.RecordBatch.from_arrays([*envelope, *own, *ends], schema=schema)
 
     def decoded(
-        self, codec: MessageCodec, text: str | None, message_id: str, name: str, version: int
+        self,
+        codec: MessageCodec,
+        plain: Mapping[str, Plain],
+        text: str | None,
+        message_id: str,
+        name: str,
+        version: int,
     ) -> Decoded:
         """The fields of one message, or why there are none."""
         if text is None:
             return Decoded(None, "The payload is not JSON.")
+        way = plain.get(name)
+        if way is not None and way.version == version:
+            try:
+                message = way.validate(text, by_alias=False, by_name=True)
+                return Decoded(to_row(message, self.message_type))
+            except Exception:
+                way = None  # by the codec then, which says what is wrong
         record = Record(
             message_id, name, version, name, None, Kind.EVENT, 0.0, message_id, None,
             message_id, 0, None, {}, text.encode(),

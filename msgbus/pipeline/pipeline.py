@@ -285,9 +285,14 @@ class Pipeline:
 
         Raises:
             ProjectionError: Its events, its row or its key cannot be told.
+            PipelineOptionError: `partitions` is less than 1.
+            TrimmedError: What the lake does not have is not in the journal any more.
         """
         from msgbus.pipeline.replay import COLUMNS, replayed
 
+        if partitions is not None and partitions < 1:
+            message = f"'partitions' is {partitions}; write a whole number of at least 1."
+            raise PipelineOptionError(message, option="partitions")
         fold = plan(projection, key=key, skip_corrupt=skip_corrupt)
         asked = Asked(MESSAGES, since, until, COLUMNS, {"name": fold.names})
         return replayed(self.spark, parts_of(self, asked), fold, partitions=partitions)

@@ -22,7 +22,7 @@ from msgbus.pipeline.source.options import read_options
 from msgbus.pipeline.source.ranges import FEWEST, Range
 from msgbus.pipeline.source.reader import JournalReader
 from msgbus.pipeline.source.tasks import Batches, Work, in_tasks, mapped
-from msgbus.pipeline.stored import COLUMNS, StoredRows, plain_ways
+from msgbus.pipeline.stored import COLUMNS, Plain, StoredRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -106,7 +106,7 @@ def _packing(fold: Fold, buckets: int, schema: Schema) -> Work:
 
 def _keyed(fold: Fold, schema: Schema, batches: Batches) -> Batches:
     """Adds the key; an event that does not decode has none, or fails the job."""
-    plain, decode = plain_ways(fold.types), fold.decoder()
+    plain, decode = _plain_ways(fold), fold.decoder()
     for batch in batches:
         events = StoredRows(batch).messages(plain, decode)
         keys = [None if event is None else fold.key_of(event, None) for event in events]
@@ -114,11 +114,15 @@ def _keyed(fold: Fold, schema: Schema, batches: Batches) -> Batches:
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def _plain_ways(fold: Fold) -> dict[str, Plain]:
+    return {one.__wire__.name: Plain.of(one) for one in fold.types}
+
+
 def _folded(fold: Fold, packed: Schema, schema: Schema) -> Work:
     key = "key" if fold.key is None else KEY
 
     def run(batches: Batches) -> Batches:
-        plain, decode = plain_ways(fold.types), fold.decoder()
+        plain, decode = _plain_ways(fold), fold.decoder()
         states, current = States(fold), -1
         for bucket, batch in unpacked(batches, packed):
             if bucket != current:

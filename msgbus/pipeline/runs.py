@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from msgbus.pipeline.source import NAME
 from msgbus.pipeline.source.ranges import bounds_of
 from msgbus.pipeline.source.tasks import mapped
 from msgbus.pipeline.source.writer import query_id
+from msgbus.pipeline.tracebacks import what_happened
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -93,7 +93,7 @@ class BatchRun:
     def _failed(self, place: int, error: Exception) -> PipelineError:
         name = self._works[place].handler.name if self._works else "into a table"
         return PipelineError(
-            f"The stream {name!r} has failed, and ended: {first_line(error)} "
+            f"The stream {name!r} has failed, and ended: {what_happened(str(error))} "
             f"Mend the cause and run it again: it goes on with the same batch."
         )
 
@@ -311,11 +311,3 @@ def read_up_to(checkpoint: str, batch_id: int) -> int | None:
         return int(json.loads(lines[-1])["offset"])
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return None
-
-
-def first_line(error: BaseException) -> str:
-    """What happened, without Spark's way to it."""
-    text = str(error)
-    python = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b: .+$", text, re.MULTILINE)
-    found = python[-1] if python else text.strip().partition("\n")[0]
-    return found.strip().rstrip(".") + "."

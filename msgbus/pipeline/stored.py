@@ -6,7 +6,7 @@ version, and nothing else; all that is less plain goes the way of the journal's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from pydantic import ValidationError
@@ -48,13 +48,11 @@ class Plain(NamedTuple):
     version: int
     validate: Callable[..., Any]
 
-
-def plain_ways(types: Iterable[type[Message]]) -> dict[str, Plain]:
-    """The plain way of each class, by wire name."""
-    return {
-        one.__wire__.name: Plain(one.__wire__.version, one.__pydantic_validator__.validate_json)
-        for one in types
-    }
+    @classmethod
+    def of(cls, message_type: type[Message]) -> Plain:
+        """The plain way of a class."""
+        validator = message_type.__pydantic_validator__
+        return cls(message_type.__wire__.version, validator.validate_json)
 
 
 @final

@@ -59,6 +59,7 @@ def standalone(folder: Path) -> Iterator[Cluster]:
 
 def expected(records: list[Record], balances: list[dict[str, Any]]) -> dict[str, Any]:
     ordered = [one.json()["cents"] for one in records if one.name == "cluster.Ordered"]
+    refunded = [one.json()["cents"] for one in records if one.name == "cluster.Refunded"]
     return {
         "by_name": Counter(record.name for record in records),
         "from_the_third_on": COUNT - 2,
@@ -67,6 +68,9 @@ def expected(records: list[Record], balances: list[dict[str, Any]]) -> dict[str,
         "report": "<!DOCTYPE html>",
         "exported": COUNT,
         "with_lake": COUNT,
+        "streamed": COUNT,
+        "copied": 10,
+        "thanked": sum(refunded),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ from pydantic import BaseModel
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
-from msgbus import Event, pipeline
+from msgbus import Event, PipelineOptionError, pipeline
 from msgbus.journal import (
     DeadLetter,
     Delivery,
@@ -190,6 +191,11 @@ def test_the_key_may_be_a_field_a_function_or_what_messages_are_kept_under(
         assert replayed(pipe, projection, key=key) == folded(path, projection, key=key)
 
 
+def test_keys_are_split_into_at_least_one_part(pipe: Pipeline) -> None:
+    with pytest.raises(PipelineOptionError, match="'partitions' is 0"):
+        pipe.replay(Walks, partitions=0)
+
+
 def test_a_replay_has_the_bounds_of_the_fold(pipe: Pipeline, path: Path) -> None:
     moment = datetime.fromtimestamp(TIME, UTC)
     bounds: list[dict[str, Any]] = [
@@ -252,6 +258,31 @@ def test_a_lake_whose_days_overlap_gives_the_rows_of_the_fold(
     assert replayed(live, Walks, partitions=2) == folded(made, Walks)
     for bounds in ({"until": 500}, {"since": 790, "until": 810}, {"since": 850}):
         assert replayed(live, Walks, **bounds) == folded(made, Walks, **bounds)
+
+
+def test_settings_of_the_users_session_change_no_row(
+    pipe: Pipeline, path: Path, tmp_path: Path
+) -> None:
+    class Kept(Walks):
+        key: Any = None
+
+    session = pipe.spark.newSession()
+    session.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    session.conf.set("spark.sql.ansi.enabled", "false")
+    session.conf.set("spark.sql.caseSensitive", "true")
+    first: Any = pipe.spark
+    first.createDataFrame([(1,)], "one int").count()  # which makes it the active one again
+    made = tmp_path / "walks.db"
+    shutil.copy(path, made)
+    theirs = pipeline.open(str(made), session)
+
+    expected = [folded(made, Walks, until=500), folded(made, Kept, until=500)]
+    for _ in ("journal", "lake"):
+        assert [replayed(theirs, one, until=500) for one in (Walks, Kept)] == expected
+        mine, own = pipe.events(Moved, until=99), theirs.events(Moved, until=99)
+        assert sorted(own.collect()) == sorted(mine.collect())
+        theirs.export(tmp_path / "lake")
 
 
 class Envelope(BaseModel):

@@ -14,6 +14,7 @@ from msgbus.errors import (
     PipelineOptionError,
     ProjectionError,
 )
+from msgbus.pipeline.tracebacks import what_happened
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -51,16 +52,19 @@ def explain(error: BaseException) -> Fault:
     if missing:
         return Fault(WORKER, _cannot_import(missing[-1]))
     if "JAVA_GATEWAY_EXITED" in text:
-        return Fault(JAVA, f"Java did not start. {_last_error(text)} See what `doctor` says.")
+        return Fault(JAVA, f"Java did not start. {what_happened(text)} See what `doctor` says.")
     if re.search(r"[Mm]asters are unresponsive|Could not parse Master URL|Failed to connect", text):
         return Fault(
             MASTER,
-            f"Spark's master cannot be reached. {_last_error(text)} Check --master, that it "
+            f"Spark's master cannot be reached. {what_happened(text)} Check --master, that it "
             f"runs, and that it has the same version of Spark as pyspark here.",
         )
     if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("pyspark"):
         return Fault(EXTRA, str(MissingExtraError("pyspark", extra="spark")))
-    return Fault(FAILED, f"{type(error).__name__}: {_last_error(text)}")
+    found = what_happened(text)
+    # An error of a worker has a name of its own; that of Spark's around it says nothing.
+    is_named = "Traceback (most recent call last)" in text
+    return Fault(FAILED, found if is_named else f"{type(error).__name__}: {found}")
 
 
 def _code(error: MsgBusError) -> int:
@@ -92,10 +96,3 @@ def _cannot_import(module: str) -> str:
         f"run, or be sent along: --conf spark.submit.pyFiles=shop.py, or run from the folder that "
         f"they are in."
     )
-
-
-def _last_error(text: str) -> str:
-    """The line that says what happened, out of a text that also says how Spark got there."""
-    found = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception)\b:? .+$", text, re.MULTILINE)
-    line = found[-1] if found else text.strip().partition("\n")[0]
-    return line.strip().rstrip(".") + "."

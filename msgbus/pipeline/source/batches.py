@@ -113,12 +113,13 @@ def fitting_rows(connection: sqlite3.Connection) -> int:
 
     By the size of the file, which is never less than that of its messages.
     """
-    pages, size, first, last = connection.execute(
+    row: tuple[int, int, int | None, int | None] = connection.execute(
         "SELECT (SELECT page_count FROM pragma_page_count), (SELECT page_size FROM "
         "pragma_page_size), (SELECT min(offset) FROM msgbus_messages), "
         "(SELECT max(offset) FROM msgbus_messages)"
     ).fetchone()
-    if last is None:
+    pages, size, first, last = row
+    if first is None or last is None:
         return MOST_ROWS
     each = pages * size // (last - first + 1)
     return max(1, min(MOST_ROWS, MOST_BYTES // max(1, each)))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from pyspark.sql.types import StructType
 
-from msgbus.pipeline.arrow import Batch
+from msgbus.pipeline.arrow import Batch, with_small_types
 from msgbus.pipeline.source.ranges import Range
 
 if TYPE_CHECKING:
@@ -22,8 +22,12 @@ Read: TypeAlias = Callable[[Range], Batches]
 
 def mapped(frame: DataFrame, work: Work, schema: StructType | str) -> DataFrame:
     """`mapInArrow`, of whose types strict checkers know too little."""
+
+    def run(batches: Batches) -> Batches:
+        return work(map(with_small_types, batches))
+
     map_in_arrow: Callable[..., DataFrame] = cast("Any", frame).mapInArrow
-    return map_in_arrow(work, schema)
+    return map_in_arrow(run, schema)
 
 
 def in_tasks(

@@ -26,6 +26,11 @@ class Refunded(Event, name="cluster.Refunded", key="customer"):
     cents: int
 
 
+class Thanked(Event, name="cluster.Thanked", key="customer"):
+    customer: str
+    cents: int
+
+
 class Balance(BaseModel):
     customer: str
     cents: int = 0

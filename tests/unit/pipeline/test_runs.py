@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from msgbus.journal import SqliteJournal
-from msgbus.pipeline.runs import committed, first_line, move_cursor, read_up_to
+from msgbus.pipeline.runs import committed, move_cursor, read_up_to
+from msgbus.pipeline.tracebacks import what_happened
 from msgbus.testing.journals.kit import make_record
 
 
@@ -53,12 +54,22 @@ async def test_a_cursor_can_be_moved_where_an_event_loop_runs(tmp_path: Path) ->
     assert cursor.offset == 4
 
 
+OURS = '  File "/x/site-packages/msgbus/pipeline/replay.py", line 9, in run\n    x()\n'
+THEIRS = '  File "/home/ann/shop.py", line 15, in apply\n    return {}["sku"]\n           ~~^^^^\n'
+
+
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "said"),
     [
         ("[X] failed\n  File y\nKeyError: 'sku'\n\tat org.apache", "KeyError: 'sku'."),
         ("It broke.\nmore", "It broke."),
+        (f"Traceback\n{OURS}ValueError: no.\n SQLSTATE: 38000", "ValueError: no."),
+        (f"Traceback\n{OURS}{THEIRS}KeyError", "KeyError (shop.py, line 15, in apply)."),
+        (
+            f"Traceback\n{OURS}{THEIRS}shop.TillError: x\nAt offset 7: shop.Placed 01a.\n\tat org",
+            "shop.TillError: x (shop.py, line 15, in apply). At offset 7: shop.Placed 01a.",
+        ),
     ],
 )
-def test_the_line_that_says_what_happened_is_found(text: str, line: str) -> None:
-    assert first_line(RuntimeError(text)) == line
+def test_what_happened_is_found(text: str, said: str) -> None:
+    assert what_happened(text) == said
