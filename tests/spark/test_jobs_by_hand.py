@@ -234,13 +234,16 @@ def test_a_session_whose_failures_were_made_good_has_recovered(spark: SparkSessi
     assert outcomes == {"s1": "recovered", "s2": "failed", "s3": "ok"}
 
 
-def test_a_dead_letter_may_be_a_row_of_its_own(spark: SparkSession) -> None:
+@pytest.mark.parametrize("ids", [(1, 2, 3), (2, 3, 1)], ids=["in order", "tries written later"])
+def test_a_dead_letter_may_be_a_row_of_its_own(
+    spark: SparkSession, ids: tuple[int, int, int]
+) -> None:
     one = message(1, "OrderPlaced", 0.0, session_id="s1")
     error = "CardError: 402"
     rows = [
-        delivery(1, one, "charge", "failed", run=1.0, error=error),
-        delivery(2, one, "charge", "failed", attempt=2, wait=2.0, run=1.0, error=error),
-        delivery(3, one, "charge", "dead_lettered", attempt=2, wait=3.0, error=error),
+        delivery(ids[0], one, "charge", "failed", run=1.0, error=error),
+        delivery(ids[1], one, "charge", "failed", attempt=2, wait=2.0, run=1.0, error=error),
+        delivery(ids[2], one, "charge", "dead_lettered", attempt=2, wait=3.0, error=error),
     ]
     frames = messages_frame(spark, [one]), deliveries_frame(spark, rows)
     (total,) = collected(jobs.throughput(*frames))

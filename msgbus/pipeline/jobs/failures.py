@@ -10,6 +10,7 @@ from msgbus.pipeline.jobs.tries import (
     ANSWERED,
     GIVEN_UP,
     count_of,
+    happened,
     is_failed,
     is_outcome,
     is_try,
@@ -35,8 +36,8 @@ def failures(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
             sql.count_distinct("message_id").alias("messages"),
             sql.min("time").alias("first"),
             sql.max("time").alias("last"),
-            sql.max_by("error", "id").alias("example"),
-            sql.max_by("message_id", "id").alias("example_id"),
+            sql.max_by("error", happened()).alias("example"),
+            sql.max_by("message_id", happened()).alias("example_id"),
         )
     )
 
@@ -51,7 +52,7 @@ def retries(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
         `name`, `handler`, `cause`, `messages`, `retried` (tried more than once), `retries` (tries
         after the first), `recovered`, `given_up`, `unfinished`, `most_attempts`.
     """
-    failed_at = sql.when(is_failed(), sql.col("id"))
+    failed_at = sql.when(is_failed(), happened())
     pairs = (
         tries(messages, deliveries)
         .groupBy("name", "handler", "message_id")
@@ -60,7 +61,7 @@ def retries(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
             sql.min(failed_at).alias("failed"),
             sql.max("attempt").alias("attempts"),
             count_of(is_try() & (sql.col("attempt") > 1)).alias("retries"),
-            sql.max_by("outcome", "id").alias("end"),
+            sql.max_by("outcome", happened()).alias("end"),
         )
         .where(sql.col("failed").isNotNull())
     )
@@ -92,8 +93,8 @@ def dead_letters(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
             sql.max("attempt").alias("most_attempts"),
             sql.min("time").alias("first"),
             sql.max("time").alias("last"),
-            sql.max_by("error", "id").alias("example"),
-            sql.max_by("message_id", "id").alias("example_id"),
+            sql.max_by("error", happened()).alias("example"),
+            sql.max_by("message_id", happened()).alias("example_id"),
         )
     )
 

@@ -8,6 +8,7 @@ from pyspark.sql import functions as sql
 from msgbus.pipeline.jobs.tries import (
     ANSWERED,
     count_of,
+    happened,
     is_failed,
     is_outcome,
     is_try,
@@ -108,7 +109,7 @@ def _tried(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
             count_of(is_try()).alias("tries"),
             count_of(is_failed()).alias("failed"),
             count_of(is_outcome("dead_lettered")).alias("dead_letters"),
-            sql.max_by("outcome", "id").alias("end"),
+            sql.max_by("outcome", happened()).alias("end"),
         )
     )
     return pairs.groupBy("session_id").agg(

@@ -11,6 +11,7 @@ from pyspark.sql import functions as sql
 from msgbus.pipeline.jobs.tries import (
     ANSWERED,
     GIVEN_UP,
+    happened,
     is_outcome,
     is_try,
     seconds_between,
@@ -57,9 +58,9 @@ def slowest(messages: DataFrame, deliveries: DataFrame, limit: int = 20) -> Data
         .where(is_try())
         .groupBy("message_id", "name", "handler", "session_id")
         .agg(
-            sql.max_by("outcome", "id").alias("outcome"),
+            sql.max_by("outcome", happened()).alias("outcome"),
             sql.max("attempt").alias("attempts"),
-            sql.max_by(sql.col("wait") + sql.col("run"), "id").alias("seconds"),
+            sql.max_by(sql.col("wait") + sql.col("run"), happened()).alias("seconds"),
             sql.sum("run").alias("run"),
             sql.max("time").alias("ended"),
         )
@@ -114,7 +115,7 @@ def _tried(deliveries: DataFrame) -> DataFrame:
     states = deliveries.groupBy("message_id", "handler").agg(
         sql.max("attempt").alias("attempts"),
         sql.max(sql.col("outcome").isin(*ANSWERED, *GIVEN_UP)).alias("ended"),
-        sql.max_by("error", "id").alias("last_error"),
+        sql.max_by("error", happened()).alias("last_error"),
     )
     one = sql.struct("handler", "attempts", "ended", "last_error")
     return states.groupBy("message_id").agg(sql.collect_list(one).alias("tried"))

@@ -53,6 +53,15 @@ def seconds_between(start: Column, end: Column) -> Column:
     return (sql.unix_micros(end) - sql.unix_micros(start)) / sql.lit(1e6)
 
 
+def happened() -> Column:
+    """Deliveries in the order in which they ended.
+
+    Not by their ids: a journal writes what was tried a moment later than what was decided after it.
+    """
+    is_decision = sql.col("outcome").isin(*GIVEN_UP)
+    return sql.struct("time", is_decision, "id")
+
+
 def is_try() -> Column:
     """Whether a row is a try, not only what was decided after it."""
     return ~sql.col("outcome").isin(*GIVEN_UP) | (sql.col("run") > 0)

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
 from msgbus.pipeline import jobs
-from msgbus.pipeline.jobs.tries import seconds_between
+from msgbus.pipeline.jobs.tries import happened, seconds_between
 from msgbus.pipeline.report.data import Tree, TreeNode
 
 MOST: Final = 40
@@ -53,7 +53,7 @@ def _ends(mine: DataFrame, deliveries: DataFrame) -> DataFrame:
     last = (
         deliveries.join(mine.select("message_id"), "message_id")
         .groupBy("message_id", "handler")
-        .agg(sql.max_by("outcome", "id").alias("outcome"), sql.max("time").alias("ended"))
+        .agg(sql.max_by("outcome", happened()).alias("outcome"), sql.max("time").alias("ended"))
         .groupBy("message_id")
         .agg(sql.collect_set("outcome").alias("outcomes"), sql.max("ended").alias("ended"))
     )
