@@ -2,6 +2,8 @@
 #   PYTHON=python3.12   the interpreter to build .venv with (else the first that fits)
 #   ARGS="..."          passed on to the demo, to pytest or to the benchmarks
 #   REPORT=0            with `make demo`: do without the report, and without Spark
+#   AREA=journal        with `make stress`: only this part
+#   STRESS=2            with `make stress`: twice the counts
 
 SHELL := /bin/sh
 VENV  := .venv
@@ -10,6 +12,7 @@ PY    := $(BIN)/python
 PYTHON ?=
 ARGS   ?=
 
+SUPPORTED := 3.11 3.12 3.13 3.14
 PYTHONS := $(if $(PYTHON),$(PYTHON),python3.13 python3.12 python3.11 python3)
 USABLE  := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 
@@ -32,7 +35,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check fix bench bench-spark simulate docs mutate clean
+.PHONY: help demo quick test stress pythons check fix bench bench-spark simulate docs mutate clean
 
 help: ## Print this list
 	@echo "Targets (each makes $(VENV) by itself if needed):"
@@ -42,9 +45,33 @@ help: ## Print this list
 demo: $(VENV)/$(if $(filter 0,$(REPORT)),.run,.spark) ## Show the bus at work, and its report by Spark (ARGS: options of the demo)
 	@$(PY) -m msgbus.demo $(if $(filter 0,$(REPORT)),--no-report) $(ARGS)
 
-test: check ## Run the checks, then every test (ARGS: options of pytest)
+PYTEST := $(PY) -m pytest -n auto --dist loadgroup
+
+quick: $(VENV)/.dev ## Run what needs no JVM and no other process, 2 minutes (ARGS: options of pytest)
+	@$(PYTEST) -m "not slow and not spark" tests/unit tests/conformance tests/properties $(ARGS)
+
+test: check ## Run the checks, then every test, 12 minutes (ARGS: options of pytest)
 	@echo "==> pytest"
-	@$(PY) -m pytest -n auto --dist loadgroup $(ARGS)
+	@$(PYTEST) $(ARGS)
+
+stress: $(VENV)/.dev ## Run the counts that we publish, up to 2 hours, and renew docs/explanation/evidence.md (AREA, STRESS, ARGS)
+	@STRESS=$(or $(STRESS),1) $(PYTEST) -m stress --area "$(AREA)" --evidence docs/explanation/evidence.md $(ARGS)
+
+# An interpreter on the PATH that runs, else the newest of pyenv's, activated or not.
+pythons: ## Run `make quick` on each supported Python of this machine, each in its own environment
+	@missing= failed= passed=; \
+	for version in $(SUPPORTED); do \
+		found=; \
+		for python in "python$$version" $$(ls -d "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/$$version.*/bin/python 2>/dev/null | sort -rV); do \
+			if "$$python" -c '$(USABLE)' >/dev/null 2>&1; then found=$$python; break; fi; \
+		done; \
+		if [ -z "$$found" ]; then missing="$$missing $$version"; continue; fi; \
+		echo "==> Python $$version: $$found"; \
+		if $(MAKE) --no-print-directory quick VENV=.pythons/$$version PYTHON="$$found"; \
+		then passed="$$passed $$version"; else failed="$$failed $$version"; fi; \
+	done; \
+	echo "Passed on:$${passed:- none}. Failed on:$${failed:- none}. Not found:$${missing:- none}."; \
+	[ -n "$$passed" ] && [ -z "$$failed" ]
 
 check: $(VENV)/.dev ## Format, lint, types (mypy, pyright) and import rules
 	@echo "==> ruff format --check"
@@ -80,7 +107,7 @@ mutate: $(VENV)/.mutate ## Change resilience in small ways; a test must see each
 	@$(PY) tests/mutation/run.py $(ARGS)
 
 clean: ## Remove .venv, caches and build output
-	rm -rf $(VENV) .demo build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
+	rm -rf $(VENV) .pythons .demo build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache \
 		.mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+from pathlib import Path
 
 import pytest
 import trio
+
+from tests.counts import STRESS
+from tests.evidence import AREAS, Evidence, Table
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,11 +38,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 skipped: list[str] = []
+table = Table()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped:
         skipped.append(report.nodeid)
+    if report.when == "call" and report.passed:
+        table.take(report.user_properties, report.duration)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -47,6 +54,67 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    for area, lines in table.sections().items() if STRESS else ():
+        terminalreporter.section(f"evidence: {area}")
+        terminalreporter.write_line(lines)
+    page: Path | None = config.getoption("--evidence")
+    if page is not None and exitstatus == pytest.ExitCode.OK:
+        table.write(page)
+        terminalreporter.write_line(f"Written to {page}.")
     for nodeid in skipped:
         terminalreporter.write_line(f"skipped, which counts as failed here: {nodeid}", red=True)
+
+
+# -- tiers -----------------------------------------------------------------------------------
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("msgbus")
+    group.addoption("--area", default="", help=f"stress tests of this area: {', '.join(AREAS)}")
+    group.addoption("--evidence", type=Path, help="page to write the table of `make stress` to")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not STRESS:
+        return
+    area: str = config.getoption("--area")
+    if area and area not in AREAS:
+        raise pytest.UsageError(f"There is no area {area!r}; areas are: {', '.join(AREAS)}.")
+    for item in items:
+        # The limit of a test is for its small count.
+        item.add_marker(pytest.mark.timeout(3_600), append=False)
+    if area:
+        chosen = [item for item in items if area_of(item) == area]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
+
+
+def area_of(item: pytest.Item) -> str | None:
+    marker = item.get_closest_marker("stress")
+    return None if marker is None else marker.args[0]
+
+
+@pytest.fixture
+def evidence(request: pytest.FixtureRequest) -> Evidence:
+    """Notes what this test has counted, for the table of `make stress`."""
+    node: pytest.Item = request.node
+    area = area_of(node)
+    assert area in AREAS, f"{node.nodeid} needs @pytest.mark.stress(area)"
+
+    def note(
+        what: str,
+        *,
+        lost: int | None = None,
+        doubled: int | None = None,
+        reordered: int | None = None,
+        **amounts: int,
+    ) -> None:
+        faults = {"lost": lost, "doubled": doubled, "reordered": reordered}
+        known = {name: number for name, number in faults.items() if number is not None}
+        value = {"area": area, "what": what, "amounts": amounts, "faults": known}
+        node.user_properties.append(("evidence", value))
+
+    return note
