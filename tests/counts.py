@@ -28,3 +28,32 @@ def seeds(small: int, published: int) -> range:
 def some(things: Sequence[T], small: int) -> Sequence[T]:
     """All of them in `make stress`, otherwise so many, spread over the whole."""
     return things if STRESS else things[:: max(1, len(things) // small)][:small]
+
+
+# core, in one process
+SESSIONS: Final = count(300, 10_000)
+REQUESTS: Final = count(10_000, 100_000)
+RACED_REQUESTS: Final = count(1_000, 5_000)
+REGISTRY_TURNS: Final = count(500, 5_000)
+DISPATCHES_A_THREAD: Final = count(1_250, 12_500)
+
+# the journal's file
+JOURNAL_SEEDS: Final = seeds(1, 5)
+JOURNAL_KILLS: Final = count(6, 20)  # a seed
+POWER_CUTS: Final = count(40, 500)  # dropped and torn, each
+FLIPPED_BITS: Final = count(60, 1_000)
+CUT_FILES: Final = count(20, 200)
+DAMAGED_LOGS: Final = count(25, 300)
+
+# subscriptions
+SUBSCRIPTION_SEEDS: Final = seeds(1, 5)
+SUBSCRIPTION_KILLS: Final = count(5, 20)  # a seed
+SIMULATED_SEEDS: Final = count(75, 10_000)
+
+# a bus with a journal, dead letters
+BUS_KILLS: Final = count(4, 60)
+ENQUEUE_KILLS: Final = count(3, 20)  # of a producer and a worker
+REPLAY_KILLS: Final = count(3, 15)  # in the middle of a replay, and as many at its beginning
+
+# benchmarks
+ROWS: Final = 8  # in `make test`; all of them in `make stress`

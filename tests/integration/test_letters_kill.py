@@ -14,6 +14,8 @@ import pytest
 
 from msgbus.resilience import LetterStatus
 from msgbus.testing.letters import Checked
+from tests.counts import REPLAY_KILLS
+from tests.evidence import Evidence
 from tests.integration.letter_worker import queue_of
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
@@ -72,15 +74,16 @@ def ended(process: subprocess.Popen[str]) -> str:
 
 
 @FILES
+@pytest.mark.stress("letters")
 def test_a_replay_that_is_killed_again_and_again_handles_every_letter(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, evidence: Evidence
 ) -> None:
     path, log = tmp_path / name, tmp_path / "effects.log"
     bury(path, LETTERS)
     chance = random.Random(20260302)
     kills = 0
     risked: set[int] = set()  # letters that were in flight at a kill
-    for _ in range(6):
+    for _ in range(REPLAY_KILLS):
         process = started(path, log)
         try:
             process.wait(timeout=chance.uniform(0.0, 0.15))
@@ -114,7 +117,14 @@ def test_a_replay_that_is_killed_again_and_again_handles_every_letter(
     assert set(counts) == set(range(LETTERS))
     assert {number for number, times in counts.items() if times > 1} <= risked
     assert sum(counts.values()) - LETTERS <= kills
-    assert kills >= 6
+    assert kills >= REPLAY_KILLS
+    evidence(
+        "kill -9 of a process that replays dead letters",
+        kills=kills,
+        letters=LETTERS,
+        lost=0,
+        doubled=sum(counts.values()) - LETTERS,
+    )
 
 
 @FILES

@@ -28,11 +28,19 @@ from benchmarks.timing import (
     compare,
     summarise,
 )
+from tests import counts
+from tests.counts import some
+from tests.evidence import Evidence
 
 
 def rows_without_budget() -> list[Row]:
     """The real rows, with nothing to be judged by: this machine may be slow today."""
     return [dataclasses.replace(row, budget=None, aim=None) for row in ROWS]
+
+
+def rows_to_run() -> Sequence[Row]:
+    """All of them in `make stress`, some of the light ones otherwise."""
+    return ROWS if counts.STRESS else some([row for row in ROWS if not row.heavy], counts.ROWS)
 
 
 def fixed_row(value: float | None, *, budget: float | None = None, name: str = "test.row") -> Row:
@@ -147,9 +155,12 @@ def test_a_queued_event_takes_no_more_than_its_budget(tmp_path: Path) -> None:
     assert 0 < row["value"] <= row["budget"]
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if not row.heavy], ids=lambda row: row.name)
-def test_every_light_row_runs(row: Row) -> None:
+@pytest.mark.slow
+@pytest.mark.stress("benchmarks")
+@pytest.mark.parametrize("row", rows_to_run(), ids=lambda row: row.name)
+def test_rows_run(row: Row, evidence: Evidence) -> None:
     assert main(["--quick", row.name], rows=rows_without_budget()) == 0
+    evidence("rows of `make bench` run, quickly", rows=1)
 
 
 def test_a_peer_that_is_not_installed_leaves_its_row_empty(

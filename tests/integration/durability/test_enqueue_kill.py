@@ -18,6 +18,8 @@ import pytest
 
 from msgbus import TicketFailedError
 from msgbus.journal import TicketState
+from tests.counts import ENQUEUE_KILLS
+from tests.evidence import Evidence
 from tests.integration.durability.worker import LEASE, Pack, Reminded, make_bus
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -175,11 +177,11 @@ async def test_delayed_events_outlive_a_kill_and_come_once(tmp_path: Path) -> No
     assert said(path, "reminded") == Counter(range(5))
 
 
-async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+@pytest.mark.stress("durability")
+async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path, evidence: Evidence) -> None:
     path = tmp_path / "shop.db"
     chance = random.Random(5)
-    kills = 6
-    for number in range(kills):
+    for number in range(ENQUEUE_KILLS):
         with (
             running(path, "deliver", f"deliver{number}") as producer,
             running(path, "work", f"work{number}") as worker,
@@ -196,9 +198,9 @@ async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
 
     enqueued, delayed = said(path, "enqueued"), said(path, "delayed")
     ended, reminded = said(path, "ended"), said(path, "reminded")
-    assert sum(enqueued.values()) > kills
+    assert sum(enqueued.values()) > ENQUEUE_KILLS
     # A producer may be killed between a commit and saying so.
-    assert 0 <= sum(ended.values()) - sum(enqueued.values()) <= kills * (1 + 4)
+    assert 0 <= sum(ended.values()) - sum(enqueued.values()) <= ENQUEUE_KILLS * (1 + 4)
     assert all(ended[number] >= times for number, times in enqueued.items())
     assert all(reminded[number] >= times for number, times in delayed.items())
     async with make_bus(str(path)) as bus:
@@ -209,3 +211,11 @@ async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         rows = await bus.journal.tickets([record.message_id for record in found])
         assert len(rows) == len(found)
         assert {row.state for row in rows} == {TicketState.DONE}
+    evidence(
+        "kill -9 of a producer and a worker at once",
+        kills=2 * ENQUEUE_KILLS,
+        commands=sum(enqueued.values()),
+        delayed=sum(delayed.values()),
+        lost=0,
+        doubled=sum(times - 1 for times in ended.values()),
+    )

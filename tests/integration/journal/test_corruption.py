@@ -13,11 +13,12 @@ from msgbus import CorruptRecordError, JournalError, MsgBusError
 from msgbus.journal import DeadLetter, Record, SqliteJournal
 from msgbus.journal.operations import AddDeadLetter, CreateCursor, MoveCursor
 from msgbus.testing.journal import make_record
+from tests.counts import CUT_FILES, DAMAGED_LOGS, FLIPPED_BITS
+from tests.evidence import Evidence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 COUNT = 150
-FLIPS = 300
 
 
 def opened(file: Path) -> SqliteJournal:
@@ -107,22 +108,27 @@ def cut(source: Path, target: Path, chance: random.Random) -> None:
 
 
 @pytest.mark.asyncio_only("what is read does not depend on the loop")
-async def test_a_flipped_bit_is_never_read_as_data(tmp_path: Path) -> None:
+@pytest.mark.stress("journal")
+async def test_a_flipped_bit_is_never_read_as_data(tmp_path: Path, evidence: Evidence) -> None:
     truth = await fill(tmp_path / "whole.db")
     chance = random.Random(1)
     verdicts: list[Verdict] = []
-    for number in range(FLIPS):
+    for number in range(FLIPPED_BITS):
         damaged = tmp_path / f"{number}.db"
         flip(tmp_path / "whole.db", damaged, chance)
         verdicts.append(await judge(damaged, truth))
 
     assert not any(verdict.wrong for verdict in verdicts)
     assert not any(one.incomplete and not one.reported for one in verdicts)
-    assert sum(verdict.reported for verdict in verdicts) > FLIPS / 2
+    assert sum(verdict.reported for verdict in verdicts) > FLIPPED_BITS / 2
+    evidence("one bit of the file flipped, messages read", flips=FLIPPED_BITS, lost=0)
 
 
 @pytest.mark.asyncio_only("what is read does not depend on the loop")
-async def test_a_flipped_bit_is_never_read_as_a_dead_letter(tmp_path: Path) -> None:
+@pytest.mark.stress("journal")
+async def test_a_flipped_bit_is_never_read_as_a_dead_letter(
+    tmp_path: Path, evidence: Evidence
+) -> None:
     whole = tmp_path / "whole.db"
     given = [
         DeadLetter(f"ship-{n % 3}", make_record(n), n, f"E: {n}", 1.5, traceback="x" * 300)
@@ -132,7 +138,7 @@ async def test_a_flipped_bit_is_never_read_as_a_dead_letter(tmp_path: Path) -> N
         await journal.commit([AddDeadLetter(letter) for letter in given])
     chance = random.Random(4)
     reported = 0
-    for number in range(FLIPS // 2):
+    for number in range(FLIPPED_BITS):
         damaged = tmp_path / f"{number}.db"
         flip(whole, damaged, chance)
         try:
@@ -144,14 +150,16 @@ async def test_a_flipped_bit_is_never_read_as_a_dead_letter(tmp_path: Path) -> N
         assert [letter._replace(id=0) for letter in found] == given
         reported += not is_sound
 
-    assert reported > FLIPS / 10  # much of so small a file is empty
+    assert reported > FLIPPED_BITS / 5  # much of so small a file is empty
+    evidence("one bit of the file flipped, dead letters read", flips=FLIPPED_BITS, lost=0)
 
 
 @pytest.mark.asyncio_only("what is read does not depend on the loop")
-async def test_a_file_that_was_cut_off_is_reported(tmp_path: Path) -> None:
+@pytest.mark.stress("journal")
+async def test_a_file_that_was_cut_off_is_reported(tmp_path: Path, evidence: Evidence) -> None:
     truth = await fill(tmp_path / "whole.db")
     chance = random.Random(2)
-    for number in range(60):
+    for number in range(CUT_FILES):
         damaged = tmp_path / f"{number}.db"
         cut(tmp_path / "whole.db", damaged, chance)
         verdict = await judge(damaged, truth)
@@ -159,12 +167,14 @@ async def test_a_file_that_was_cut_off_is_reported(tmp_path: Path) -> None:
         # An empty file is a new journal; anything else is seen to be less than it was.
         assert not verdict.wrong
         assert verdict.reported or damaged.stat().st_size == 0 or not verdict.incomplete
+    evidence("file cut off at a random byte, and reported", files=CUT_FILES)
 
 
 @pytest.mark.asyncio_only("what is read does not depend on the loop")
+@pytest.mark.stress("journal")
 @pytest.mark.parametrize("damage", [flip, cut], ids=["flip", "cut"])
 async def test_damage_to_the_log_leaves_a_beginning_of_the_truth(
-    tmp_path: Path, damage: object
+    tmp_path: Path, damage: object, evidence: Evidence
 ) -> None:
     """SQLite drops the log from the first damaged frame on, as it would after a crash.
 
@@ -174,7 +184,7 @@ async def test_damage_to_the_log_leaves_a_beginning_of_the_truth(
     truth, source = await leave_a_log(tmp_path)
     chance = random.Random(3)
     shorter = 0
-    for number in range(100):
+    for number in range(DAMAGED_LOGS):
         damaged = tmp_path / f"{number}.db"
         shutil.copy(source, damaged)
         change = flip if damage is flip else cut
@@ -187,6 +197,9 @@ async def test_damage_to_the_log_leaves_a_beginning_of_the_truth(
         await journal.close()
 
     assert shorter > 0
+    evidence(
+        "write-ahead log damaged: a beginning is left, in order", logs=DAMAGED_LOGS, reordered=0
+    )
 
 
 async def leave_a_log(tmp_path: Path) -> tuple[list[Record], Path]:

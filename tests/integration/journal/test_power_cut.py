@@ -11,17 +11,19 @@ import pytest
 from msgbus.journal import SqliteJournal
 from msgbus.journal.operations import CreateCursor, MoveCursor
 from msgbus.testing.journal import make_record, read_all
+from tests.counts import POWER_CUTS
+from tests.evidence import Evidence
 from tests.integration.journal.power import Recorder
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.stress("journal"),
     pytest.mark.timeout(240),
     pytest.mark.asyncio_only("the disk does not know the loop"),
 ]
 
 PUBLISHERS = 20
 EACH = 60
-CUTS = 170
 
 
 @dataclass
@@ -81,7 +83,7 @@ async def cut_often(tmp_path: Path, synchronous: str, *, tear: bool) -> Losses:
     losses = Losses()
     acked: set[object] = set()
     seen = 0
-    for number, (files, moment) in enumerate(recorder.images(CUTS, seed=5, tear=tear)):
+    for number, (files, moment) in enumerate(recorder.images(POWER_CUTS, seed=5, tear=tear)):
         acked |= {note.ack for note in recorder.notes[seen:moment] if note.what == "ack"}
         seen = moment
         if not acked:
@@ -96,14 +98,31 @@ async def cut_often(tmp_path: Path, synchronous: str, *, tear: bool) -> Losses:
 
 
 @pytest.mark.parametrize("tear", [False, True], ids=["dropped", "torn"])
-async def test_a_power_cut_loses_nothing_acknowledged(tmp_path: Path, tear: bool) -> None:
+async def test_a_power_cut_loses_nothing_acknowledged(
+    tmp_path: Path, tear: bool, evidence: Evidence
+) -> None:
     losses = await cut_often(tmp_path, "FULL", tear=tear)
 
-    assert losses.images >= 150
+    assert losses.images >= POWER_CUTS * 0.85
     assert (losses.lost, losses.damaged) == (0, 0)
+    how = "torn" if tear else "dropped"
+    evidence(
+        f"power cut, unsynced writes {how}",
+        images=losses.images,
+        acknowledged=losses.acked,
+        lost=losses.lost,
+    )
 
 
-async def test_the_check_finds_the_loss_if_commits_are_not_synced(tmp_path: Path) -> None:
+async def test_the_check_finds_the_loss_if_commits_are_not_synced(
+    tmp_path: Path, evidence: Evidence
+) -> None:
     losses = await cut_often(tmp_path, "NORMAL", tear=False)
 
-    assert losses.with_loss > CUTS / 10
+    assert losses.with_loss > POWER_CUTS / 10
+    evidence(
+        "control: power cut with commits that are not synced",
+        images=losses.images,
+        acknowledged=losses.acked,
+        lost=losses.lost,
+    )

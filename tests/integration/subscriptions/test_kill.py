@@ -14,10 +14,17 @@ from msgbus.journal import Record, SqliteJournal
 from msgbus.resilience import DeadLetterQueue, JournalDeadLetterStore
 from msgbus.subscriptions import DurableSubscription, Mode
 from msgbus.testing.journal import make_record
+from tests.counts import SUBSCRIPTION_KILLS, SUBSCRIPTION_SEEDS
+from tests.evidence import Evidence
 from tests.integration.subscriptions.nursery import Child, Nursery, nursery
 from tests.integration.subscriptions.worker import AHEAD, FLUSH, config
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio_only("one is enough")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.stress("subscriptions"),
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio_only("one is enough"),
+]
 
 
 class Book:
@@ -30,6 +37,7 @@ class Book:
         self.handled: dict[str, Counter[str]] = {mode: Counter() for mode in Mode}
         self.cursors: dict[str, list[int]] = {mode: [] for mode in Mode}
         self.reordered = 0
+        self.repeated = 0
         self.most_repeated = 0
         self.sent_too_early = 0
         """Messages that were sent, and are in the schedule still."""
@@ -43,6 +51,7 @@ class Book:
             before = self.handled[mode].copy()
             mine = [words[3] for words in handled if words[0] == mode]
             repeated = sum(1 for message_id in mine if before[message_id])
+            self.repeated += repeated
             self.most_repeated = max(self.most_repeated, repeated)
             self.handled[mode].update(mine)
 
@@ -97,20 +106,20 @@ def run_and_kill(home: Nursery, path: Path, what: str, run: str, delay: float) -
     return child
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_twenty_kills_lose_nothing_and_keep_order_and_cursors(
-    tmp_path: Path, seed: int
+@pytest.mark.parametrize("seed", SUBSCRIPTION_SEEDS)
+async def test_many_kills_lose_nothing_and_keep_order_and_cursors(
+    tmp_path: Path, seed: int, evidence: Evidence
 ) -> None:
     book = Book(tmp_path / "journal.db")
     chance = random.Random(seed)
     with nursery() as home:
-        for number in range(20):
+        for number in range(SUBSCRIPTION_KILLS):
             delay = chance.uniform(0.0, 0.3)
             book.listen(run_and_kill(home, book.path, "storm", f"run{number}", delay).lines())
             await book.look()
     await book.finish()
 
-    assert min(len(book.appended), len(book.scheduled)) > 20
+    assert min(len(book.appended), len(book.scheduled)) > SUBSCRIPTION_KILLS
     assert book.lost() == 0
     assert book.reordered == 0
     assert book.sent_too_early == 0
@@ -118,10 +127,20 @@ async def test_twenty_kills_lose_nothing_and_keep_order_and_cursors(
     for positions in book.cursors.values():
         assert positions == sorted(positions)
         assert positions[-1] > positions[0]
+    evidence(
+        "kill -9 of a process with a subscription of each mode",
+        kills=SUBSCRIPTION_KILLS,
+        messages=len(book.appended | book.scheduled),
+        lost=book.lost(),
+        doubled=book.repeated,
+        reordered=book.reordered,
+    )
 
 
 @pytest.mark.parametrize("what", ["early", "early-ack"])
-async def test_what_is_acknowledged_too_early_is_found(tmp_path: Path, what: str) -> None:
+async def test_what_is_acknowledged_too_early_is_found(
+    tmp_path: Path, what: str, evidence: Evidence
+) -> None:
     book = Book(tmp_path / "journal.db")
     kills = 0
     with nursery() as home:
@@ -132,9 +151,12 @@ async def test_what_is_acknowledged_too_early_is_found(tmp_path: Path, what: str
             await book.finish()
 
     assert book.lost() > 0
+    evidence(f"control: {what}", kills=kills, lost=book.lost())
 
 
-async def test_a_message_that_kills_its_process_does_not_do_so_for_ever(tmp_path: Path) -> None:
+async def test_a_message_that_kills_its_process_does_not_do_so_for_ever(
+    tmp_path: Path, evidence: Evidence
+) -> None:
     path = tmp_path / "journal.db"
     async with SqliteJournal(path, reserve=0) as journal:
         await journal.append([make_record(number) for number in range(6)])
@@ -155,3 +177,4 @@ async def test_a_message_that_kills_its_process_does_not_do_so_for_ever(tmp_path
     assert [(one.payload, one.reason) for one in found] == [('{"number":3}', "retries exhausted")]
     assert cursor is not None
     assert (cursor.offset, cursor.is_clean) == (6, True)
+    evidence("a message that kills its process is dead-lettered", kills=4, messages=6, lost=0)

@@ -20,6 +20,8 @@ from msgbus import (
 from msgbus.clock import VirtualClock
 from msgbus.resilience import CircuitBreakerConfig, CircuitOpenError, ResilientMessageBus
 from msgbus.telemetry.prometheus import BusCollector
+from tests.counts import SESSIONS
+from tests.evidence import Evidence
 from tests.fakes import OrderPlaced, Recorder, logged
 from tests.unit.resilience.flaky import CLOSED, OPEN, Charge, Down, Flaky, Shop, fails_with, quick
 
@@ -255,11 +257,12 @@ async def test_a_sessions_handler_has_a_circuit_of_its_own() -> None:
     assert shop.bus.stats().circuits == {"charge": "closed"}
 
 
-async def test_sessions_leave_no_circuits_behind() -> None:
+@pytest.mark.stress("core")
+async def test_sessions_leave_no_circuits_behind(evidence: Evidence) -> None:
     shop = Shop(breaker=THREE)
 
     async with shop.bus:
-        for _ in range(10_000):
+        for _ in range(SESSIONS):
             async with shop.bus.session() as session:
                 session.register_command_handler(Charge, shop.handler)
                 await session.execute(Charge())
@@ -272,6 +275,7 @@ async def test_sessions_leave_no_circuits_behind() -> None:
     assert len(mine) <= 1
     assert len([one for one in guards if getattr(one, "breaker", None) in mine]) <= 1
     assert len(shop.bus.circuits) <= 1
+    evidence("sessions opened and closed leave no circuit behind", sessions=SESSIONS)
 
 
 # -- everything else as on a plain bus -------------------------------------------------------

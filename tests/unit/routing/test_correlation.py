@@ -13,6 +13,8 @@ import pytest
 from msgbus.clock import VirtualClock
 from msgbus.errors import DuplicateRequestError, RequestCancelledError, RequestTimeoutError
 from msgbus.routing import CorrelationManager
+from tests.counts import RACED_REQUESTS, REQUESTS
+from tests.evidence import Evidence
 from tests.fakes import let_others_run
 
 
@@ -271,9 +273,9 @@ class Storm:
         self.scopes.clear()
 
 
-@pytest.mark.slow
-async def test_a_hundred_thousand_requests_with_all_sorts_of_ends_leave_none() -> None:
-    number, at_once = 100_000, 1_000
+@pytest.mark.stress("routing")
+async def test_many_requests_with_all_sorts_of_ends_leave_none(evidence: Evidence) -> None:
+    number, at_once = REQUESTS, 1_000
     storm = Storm()
 
     async with anyio.create_task_group() as tasks:
@@ -294,11 +296,12 @@ async def test_a_hundred_thousand_requests_with_all_sorts_of_ends_leave_none() -
     assert min(ends.values()) > 0
     assert stats.duplicate > 0
     assert stats.started == stats.replied + stats.failed + stats.timed_out + stats.cancelled
+    evidence("requests that end in every way", requests=number, lost=0, doubled=0)
 
 
-@pytest.mark.slow
-async def test_threads_that_race_to_answer_end_each_request_once() -> None:
-    threads, number = 8, 5_000
+@pytest.mark.stress("routing")
+async def test_threads_that_race_to_answer_end_each_request_once(evidence: Evidence) -> None:
+    threads, number = 8, RACED_REQUESTS
     manager = CorrelationManager(timeout=60)
     wins = [0] * threads
     ids = [str(one) for one in range(number)]
@@ -330,3 +333,4 @@ async def test_threads_that_race_to_answer_end_each_request_once() -> None:
     assert sum(wins) == number
     assert manager.stats().duplicate == number * (threads - 1)
     assert manager.pending == 0
+    evidence("requests that 8 threads answer at once", requests=number, lost=0, doubled=0)

@@ -23,6 +23,8 @@ from msgbus.resilience import CircuitBreakerConfig
 from msgbus.routing import Endpoint, EndpointRegistry, EventEnvelope
 from msgbus.routing.balancing import BALANCERS, make_balancer
 from msgbus.routing.delivery import EndpointPool, size_of
+from tests.counts import REGISTRY_TURNS
+from tests.evidence import Evidence
 from tests.fakes import let_others_run
 from tests.unit.routing.workers import Crew, Worker
 
@@ -92,8 +94,8 @@ def test_a_weight_is_at_least_one() -> None:
         endpoint("a", weight=0)
 
 
-@pytest.mark.slow
-def test_readers_in_other_threads_see_a_whole_registry() -> None:
+@pytest.mark.stress("routing")
+def test_readers_in_other_threads_see_a_whole_registry(evidence: Evidence) -> None:
     registry = EndpointRegistry()
     wrong: list[object] = []
     is_over = threading.Event()
@@ -107,7 +109,7 @@ def test_readers_in_other_threads_see_a_whole_registry() -> None:
     readers = [threading.Thread(target=read) for _ in range(4)]
     for reader in readers:
         reader.start()
-    for turn in range(2_000):
+    for turn in range(REGISTRY_TURNS):
         registry.register(endpoint(str(turn), group="crew", weight=turn + 1))
         registry.unregister(str(turn - 9))
     is_over.set()
@@ -116,6 +118,7 @@ def test_readers_in_other_threads_see_a_whole_registry() -> None:
 
     assert wrong == []
     assert len(registry) == 9
+    evidence("endpoints registered while 4 threads read", changes=2 * REGISTRY_TURNS)
 
 
 # -- balancing -----------------------------------------------------------------------------
