@@ -31,7 +31,7 @@ def some(things: Sequence[T], small: int) -> Sequence[T]:
 
 
 # core, in one process
-SESSIONS: Final = count(300, 10_000)
+SESSIONS: Final = count(500, 10_000)
 REQUESTS: Final = count(10_000, 100_000)
 RACED_REQUESTS: Final = count(1_000, 5_000)
 REGISTRY_TURNS: Final = count(500, 5_000)
