@@ -35,7 +35,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo quick test stress pythons check fix bench bench-spark simulate docs mutate clean
+.PHONY: help demo quick test stress pythons check fix bench bench-spark docs mutate clean
 
 help: ## Print this list
 	@echo "Targets (each makes $(VENV) by itself if needed):"
@@ -95,9 +95,6 @@ bench: $(VENV)/.dev ## Run the benchmarks (ARGS: options of the benchmarks)
 
 bench-spark: $(VENV)/.dev ## Measure the data pipeline, 40 minutes (ARGS: --rows 500000)
 	@$(PY) -m benchmarks.spark $(ARGS)
-
-simulate: $(VENV)/.run ## Put durable subscriptions through 10,000 seeded storms (ARGS: --seeds, --from)
-	@$(PY) -m msgbus.testing.simulation --seeds 10000 --jobs 2 $(ARGS)
 
 docs: $(VENV)/.dev ## Run every snippet of the documentation
 	@$(PY) -m pytest tests/docs tests/spark/test_guides.py $(ARGS)
