@@ -139,16 +139,19 @@ async def test_a_session_that_ends_says_so_with_its_error_and_leftovers() -> Non
     bus.subscribe(SessionEndEvent, ends.append, inline=True)
     bus.subscribe(SessionStartEvent, lambda event: starts.append(event.session_id), inline=True)
 
+    is_handled = anyio.Event()
+
     async def job() -> None:
         async with bus.session("job") as session:
 
             @session.on(Happened)
             async def hang(event: Happened) -> None:
+                is_handled.set()
                 await anyio.sleep_forever()
 
             await session.publish(Happened())
             await session.publish(Happened())
-            await clock.advance(0)
+            await is_handled.wait()
             raise ValueError("password=hunter2")
 
     async with bus:
@@ -159,6 +162,7 @@ async def test_a_session_that_ends_says_so_with_its_error_and_leftovers() -> Non
                     await job()
 
             group.start_soon(run)
+            await is_handled.wait()  # else time has passed before the session begins to wait
             await clock.advance(6)
         await bus.settled()
 
