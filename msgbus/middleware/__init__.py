@@ -1,6 +1,5 @@
 """Middleware: what wraps every handler call, one class per file."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,14 +45,16 @@ _MODULES = {
     "current_trace_headers": "tracing",
 }
 
+if not TYPE_CHECKING:  # type checkers would accept every name, misspelt ones too
+    from importlib import import_module
 
-def __getattr__(name: str) -> object:
-    # Only on first use: the bus imports this package for its chain, and most programs use
-    # few of these.
-    module = _MODULES.get(name)
-    if module is None:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    value: object = getattr(import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        # Only on first use: the bus imports this package for its chain, and most programs use
+        # few of these.
+        module = _MODULES.get(name)
+        if module is None:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        value: object = getattr(import_module(f"{__name__}.{module}"), name)
+        globals()[name] = value
+        return value

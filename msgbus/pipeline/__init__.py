@@ -7,7 +7,7 @@ asked to.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgbus.messages import Message
 from msgbus.pipeline.handlers import BatchHandler, MicroBatch, on_batch
@@ -70,10 +70,12 @@ def register(spark: SparkSession) -> None:
     register(spark)
 
 
-def __getattr__(name: str) -> Any:
-    if name == "Pipeline":
-        from msgbus.pipeline.pipeline import Pipeline
+if not TYPE_CHECKING:  # type checkers would accept every name, misspelt ones too
 
-        return Pipeline
-    message = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(message)
+    def __getattr__(name: str) -> object:
+        if name == "Pipeline":
+            from msgbus.pipeline.pipeline import Pipeline
+
+            return Pipeline
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)

@@ -1,6 +1,5 @@
 """Routing: topics and who gets what is sent to them."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -131,14 +130,16 @@ _MODULES = {
     "to_nats": "nats",
 }
 
+if not TYPE_CHECKING:  # type checkers would accept every name, misspelt ones too
+    from importlib import import_module
 
-def __getattr__(name: str) -> object:
-    # Only on first use: message classes import this package for the grammar of topics, and
-    # the rest of it stands above them.
-    module = _MODULES.get(name)
-    if module is None:
-        message = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(message)
-    value: object = getattr(import_module(f"{__name__}.{module}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> object:
+        # Only on first use: message classes import this package for the grammar of topics, and
+        # the rest of it stands above them.
+        module = _MODULES.get(name)
+        if module is None:
+            message = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        value: object = getattr(import_module(f"{__name__}.{module}"), name)
+        globals()[name] = value
+        return value

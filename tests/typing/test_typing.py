@@ -6,6 +6,9 @@ A line of `fail/` that is wrong says which errors it must give, and gives no oth
 
 Several errors of one checker on one line are split by commas; a checker that is not named
 must be silent there. An error belongs to the line where the checker puts its beginning.
+
+Files of `imports/` are made for each run: in them every public name is imported from each public
+module, and one that is misspelt.
 """
 
 import json
@@ -14,17 +17,27 @@ import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.public import MODULES, public_names
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 
 MARK = re.compile(r"#\s*expect:(?P<rest>.*)$")
 ITEM = re.compile(r"\s*(?P<checker>mypy|pyright)\[(?P<codes>[^\]]+)\]")
+
+FILES = sorted(HERE.glob("*/*.py"))
+
+MISSPELT = """\
+# pyright: reportUnusedImport=false
+from {module} import CircuitBrekaer  # expect: mypy[attr-defined] \
+pyright[reportAttributeAccessIssue, reportUnknownVariableType]
+"""
 
 # Each as "folder/file.py:line code".
 Errors = Counter[str]
@@ -33,7 +46,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def label(file: str | Path, line: int, code: str) -> str:
-    return f"{(ROOT / file).resolve().relative_to(HERE).as_posix()}:{line} {code}"
+    path = Path(file)
+    return f"{path.parent.name}/{path.name}:{line} {code}"
 
 
 def expected(checker: str, source: str) -> Iterator[tuple[int, str]]:
@@ -53,12 +67,27 @@ def expected(checker: str, source: str) -> Iterator[tuple[int, str]]:
                 yield from ((number, code.strip()) for code in item["codes"].split(","))
 
 
-def expected_errors(checker: str) -> Errors:
+def expected_errors(checker: str, files: Iterable[Path]) -> Errors:
     return Errors(
         label(path, line, code)
-        for path in sorted(HERE.glob("*/*.py"))
+        for path in files
         for line, code in expected(checker, path.read_text(encoding="utf-8"))
     )
+
+
+@pytest.fixture
+def imports(tmp_path: Path) -> list[Path]:
+    """A file for each public module."""
+    folder = tmp_path / "imports"
+    folder.mkdir()
+    files: list[Path] = []
+    for module in MODULES:
+        names = (f"from {module} import {name}\n" for name in public_names(module))
+        # Not called like the module: mypy would take the one for the other.
+        file = folder / f"from_{module.replace('.', '_')}.py"
+        file.write_text(MISSPELT.format(module=module) + "".join(names))
+        files.append(file)
+    return files
 
 
 def output_of(module: str, *arguments: str | Path) -> str:
@@ -74,10 +103,9 @@ def output_of(module: str, *arguments: str | Path) -> str:
     return run.stdout
 
 
-def mypy_errors() -> Errors:
+def mypy_errors(files: Iterable[Path]) -> Errors:
     # A cache of its own: `make check` may be at work on the usual one.
     cache = ROOT / ".mypy_cache" / "typing"
-    files = sorted(path.relative_to(ROOT) for path in HERE.glob("*/*.py"))
     output = output_of("mypy", "--output=json", f"--cache-dir={cache}", *files)
     findings: list[dict[str, Any]] = [json.loads(line) for line in output.splitlines()]
     return Errors(
@@ -87,17 +115,17 @@ def mypy_errors() -> Errors:
     )
 
 
-def pyright_errors(folder: Path) -> Errors:
+def pyright_errors(folder: Path, files: Sequence[Path]) -> Errors:
     # The project's own settings, except that `fail/` is not left out.
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     config = folder / "pyrightconfig.json"
-    changes = {"include": [str(HERE / "pass"), str(HERE / "fail")], "exclude": []}
+    changes = {"include": [str(file) for file in files], "exclude": []}
     config.write_text(json.dumps(settings["tool"]["basedpyright"] | changes))
 
     arguments = ("--outputjson", "--project", config, "--pythonpath", sys.executable)
     report: dict[str, Any] = json.loads(output_of("basedpyright", *arguments))
 
-    assert report["summary"]["filesAnalyzed"] == len(list(HERE.glob("*/*.py")))
+    assert report["summary"]["filesAnalyzed"] == len(files)
     return Errors(
         label(finding["file"], finding["range"]["start"]["line"] + 1, finding.get("rule", "syntax"))
         for finding in report["generalDiagnostics"]
@@ -113,17 +141,23 @@ def assert_same(actual: Errors, wanted: Errors) -> None:
 
 
 @pytest.mark.slow
-def test_mypy_rejects_the_marked_lines_and_no_others() -> None:
-    assert_same(mypy_errors(), expected_errors("mypy"))
+def test_mypy_rejects_the_marked_lines_and_no_others(imports: list[Path]) -> None:
+    files = [*FILES, *imports]
+
+    assert_same(mypy_errors(files), expected_errors("mypy", files))
 
 
 @pytest.mark.slow
-def test_pyright_rejects_the_marked_lines_and_no_others(tmp_path: Path) -> None:
-    assert_same(pyright_errors(tmp_path), expected_errors("pyright"))
+def test_pyright_rejects_the_marked_lines_and_no_others(
+    tmp_path: Path, imports: list[Path]
+) -> None:
+    files = [*FILES, *imports]
+
+    assert_same(pyright_errors(tmp_path, files), expected_errors("pyright", files))
 
 
 def test_only_files_that_must_fail_announce_errors() -> None:
-    announced = expected_errors("mypy") + expected_errors("pyright")
+    announced = expected_errors("mypy", FILES) + expected_errors("pyright", FILES)
 
     assert announced
     assert {error.split("/")[0] for error in announced} == {"fail"}

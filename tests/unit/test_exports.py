@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib import import_module
+
+import pytest
 
 import msgbus
+from tests.docs.pages import ROOT, blocks, pages
+from tests.public import MODULES, public_names
 
 # What the design promises to others, beside the errors and lifecycle events.
 PROMISED = """
@@ -21,9 +27,29 @@ SessionStartEvent SessionEndEvent EventHandlerFailedEvent
 OPTIONAL = ["structlog", "prometheus_client", "opentelemetry", "rich", "trio", "tenacity"]
 
 
-def test_all_is_sorted_and_every_name_exists() -> None:
-    assert msgbus.__all__ == sorted(msgbus.__all__)
-    assert all(hasattr(msgbus, name) for name in msgbus.__all__)
+@pytest.mark.parametrize("module", MODULES)
+def test_names_that_are_listed_are_sorted(module: str) -> None:
+    listed: list[str] = getattr(import_module(module), "__all__", [])
+
+    assert listed == sorted(listed)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_is_there_and_no_other(module: str) -> None:
+    loaded = import_module(module)
+
+    assert [name for name in public_names(module) if not hasattr(loaded, name)] == []
+    with pytest.raises(AttributeError, match=rf"{re.escape(module)}.* has no attribute"):
+        loaded.CircuitBrekaer  # noqa: B018 (asking for it is the test)
+
+
+def test_every_module_that_the_docs_import_from_is_public() -> None:
+    examples = [file.read_text(encoding="utf-8") for file in (ROOT / "examples").glob("*.py")]
+    docs = [one.text for page in pages() for one in blocks(page) if one.language == "python"]
+    imported = re.findall(r"(?m)^\s*(?:from|import) (msgbus[\w.]*)", "\n".join(examples + docs))
+
+    assert imported
+    assert set(imported) - set(MODULES) == set()
 
 
 def test_every_promised_name_is_public() -> None:

@@ -46,13 +46,6 @@ def test_importing_needs_no_spark(module: str) -> None:
     assert done.stdout == "[]\n"
 
 
-def test_only_what_is_there_can_be_imported() -> None:
-    assert pipeline.__all__ == sorted(pipeline.__all__)
-    assert all(hasattr(pipeline, name) for name in pipeline.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'close'"):
-        _ = pipeline.close
-
-
 # -- ranges --------------------------------------------------------------------------------
 
 
