@@ -53,7 +53,10 @@ class CommandOptions(TypedDict, total=False):
 
 
 class EventOptions(TypedDict, total=False):
-    """Keywords of `register_event_handler`, but for `batch`."""
+    """Keywords of `register_event_handler`, but for `batch`.
+
+    Those from `mode` on are the fields of `SubscriptionConfig`.
+    """
 
     name: str | None
     priority: int
@@ -74,14 +77,16 @@ class EventOptions(TypedDict, total=False):
     on_poison: Poison
     park_key: bool
     idempotent: bool
-    key: Callable[[Record], str | None]
-    require: AckLevel
+    key: Callable[[Record], str | None] | None
+    require: AckLevel | None
     lease_ttl: float
     flush_acks: int
     flush_interval: float
     flush_idle: float
     fetch_size: int
     max_buffered: int
+    max_ahead: int
+    loss_window: int
     watchdog: float
 
 

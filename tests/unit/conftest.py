@@ -20,6 +20,7 @@ ABOUT_THE_PLAIN_BUS: Final = {
     "test_demo": "runs the demo, which makes its own bus",
     "test_exports": "is about the names of the package",
     "test_messages": "is about messages, before any bus",
+    "test_options": "is about signatures, and calls nothing",
     "test_queue": "is about the queue alone",
     "test_registry": "is about the registry alone",
     "test_signatures": "is about functions, before any bus",

@@ -29,6 +29,9 @@ async def wrong_reply(command: PlaceOrder) -> int:
 async def wrong_event(event: OrderCancelled) -> None: ...
 
 
+bus.on(OrderPlaced, max_ahaed=500)  # expect: mypy[call-overload, call-overload] pyright[reportCallIssue]
+
+
 async def cancelled(event: OrderCancelled) -> None: ...
 
 

@@ -21,6 +21,7 @@ from msgbus import (
     per_message,
     topic_of,
 )
+from msgbus.subscriptions import Delivery
 
 
 class PlaceOrder(Command[UUID]):
@@ -77,6 +78,11 @@ async def send_receipt(event: OrderPlaced, context: Context) -> None:
 @bus.on(OrderPlaced, batch=True)
 async def insert_all(events: list[OrderPlaced]) -> None:
     assert_type(events[0].order_id, UUID)
+
+
+@bus.on(OrderPlaced, name="stock", delivery=Delivery.AT_MOST_ONCE, max_ahead=500, loss_window=10)
+async def count_stock(event: OrderPlaced) -> None:
+    assert_type(event.order_id, UUID)
 
 
 async def audit(event: Event) -> None: ...
