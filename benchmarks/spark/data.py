@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from msgbus import Event
-from msgbus.journal import Delivery, MessageCodec, Outcome, Record, SqliteJournal
+from msgbus.journal import DeliveryRecord, MessageCodec, Outcome, Record, SqliteJournal
 from msgbus.journal.operations import AddDelivery, Append, Operation
 from msgbus.messages import set_meta
 from msgbus.metadata import Metadata
@@ -126,19 +126,19 @@ def make_record(
     return codec.encode(event, time=moment)
 
 
-def deliveries(dice: random.Random, record: Record) -> Iterator[Delivery]:
+def deliveries(dice: random.Random, record: Record) -> Iterator[DeliveryRecord]:
     """One try, or a failed one and a second."""
     handler, attempt = dice.choice(HANDLERS), 1
     wait, run = dice.expovariate(200), dice.lognormvariate(-6, 1)
     moment = record.time + wait + run
     while dice.random() < 0.02 and attempt < 3:
         error = dice.choice(ERRORS)
-        yield Delivery(
+        yield DeliveryRecord(
             record.message_id, handler, attempt, Outcome.FAILED, wait, run, moment, error
         )
         attempt, moment = attempt + 1, moment + 1
     is_lost = attempt == 3
-    yield Delivery(
+    yield DeliveryRecord(
         record.message_id,
         handler,
         attempt,

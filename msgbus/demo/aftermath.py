@@ -16,7 +16,7 @@ from msgbus.lifecycle import (
     RetryScheduledEvent,
 )
 from msgbus.resilience.bus import ResilientMessageBus
-from msgbus.resilience.replay import ReplayReport
+from msgbus.resilience.replay import LetterReplayReport
 from msgbus.resilience.stores import LetterGroup
 
 WRONG: Final = "bounce"
@@ -98,7 +98,7 @@ class Aftermath:
     mended: int
     """Letters whose address was corrected."""
 
-    replay: ReplayReport
+    replay: LetterReplayReport
     left: int
     """Letters that are still dead."""
 

@@ -13,7 +13,7 @@ import anyio
 from msgbus.context import current_frame
 from msgbus.errors import HandlerTimeoutError, JournalError, Refusal, StoredMessageError
 from msgbus.journal.operations import AddDelivery, Append, Operation
-from msgbus.journal.records import Delivery, Outcome, Record
+from msgbus.journal.records import DeliveryRecord, Outcome, Record
 from msgbus.messages import Message, Query, SystemEvent, metadata_of
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -137,7 +137,7 @@ class Recorder:
                 continue
             offset, time = meta.place or (0, ended - run)
             wait = max(ended - run - time, 0.0)
-            delivery = Delivery(
+            delivery = DeliveryRecord(
                 meta.message_id, handler, attempt, outcome, wait, run, ended, text, offset or None
             )
             self.add(AddDelivery(delivery))
@@ -175,7 +175,7 @@ class Recorder:
         text = None if error is None else redact_exception(error)
         now = self._hub.core.clock.time()
         end = Outcome.DEAD_LETTERED
-        delivery = Delivery(
+        delivery = DeliveryRecord(
             message_id, handler, attempts, end, max(wait, 0.0), 0.0, now, text, offset
         )
         return [AddDelivery(delivery)]

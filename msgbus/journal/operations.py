@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from msgbus.journal.records import DeadLetter, Delivery, Record, Scheduled
+from msgbus.journal.records import DeadLetter, DeliveryRecord, Record, Scheduled
 
 
 class Append(NamedTuple):
@@ -110,7 +110,7 @@ class Unschedule(NamedTuple):
 class AddDelivery(NamedTuple):
     """Record how a delivery ended."""
 
-    delivery: Delivery
+    delivery: DeliveryRecord
 
 
 class OpenTicket(NamedTuple):

@@ -12,7 +12,7 @@ from msgbus.journal.records import (
     AckLevel,
     Cursor,
     DeadLetter,
-    Delivery,
+    DeliveryRecord,
     FlowNode,
     Kind,
     Lease,
@@ -150,7 +150,7 @@ class Journal(Protocol):
         """
         ...
 
-    async def deliveries(self, message_id: str) -> list[Delivery]:
+    async def deliveries(self, message_id: str) -> list[DeliveryRecord]:
         """How the deliveries of one message ended, in the order they were recorded."""
         ...
 

@@ -122,7 +122,7 @@ class Page(list[Record]):
         """Start of the next read: behind all that was looked at, matching or not."""
 
 
-class Delivery(NamedTuple):
+class DeliveryRecord(NamedTuple):
     """One try to handle one message, and how it ended."""
 
     message_id: str

@@ -13,7 +13,7 @@ from msgbus.journal.records import (
     AckLevel,
     Cursor,
     DeadLetter,
-    Delivery,
+    DeliveryRecord,
     FlowNode,
     Kind,
     Lease,
@@ -174,7 +174,7 @@ class TableJournal(ABC):
             )
         )
 
-    async def deliveries(self, message_id: str) -> list[Delivery]:
+    async def deliveries(self, message_id: str) -> list[DeliveryRecord]:
         """How the deliveries of one message ended, in the order they were recorded."""
         return await self._read(lambda connection: reads.deliveries(connection, message_id))
 

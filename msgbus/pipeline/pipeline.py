@@ -20,7 +20,8 @@ from msgbus.pipeline.events import (
     event_schema,
 )
 from msgbus.pipeline.handlers import BatchHandler
-from msgbus.pipeline.lake import ExportReport, export, parts_of, read_all, trimmable
+from msgbus.pipeline.lake import ExportReport, export, trimmable
+from msgbus.pipeline.lake.reading import parts_of, read_all
 from msgbus.pipeline.progress import showing_progress
 from msgbus.pipeline.projections import Key, Projection, plan
 from msgbus.pipeline.schemas import spark_schema

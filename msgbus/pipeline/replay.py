@@ -14,7 +14,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from msgbus.pipeline.arrow import Schema, arrow_schema, pa
 from msgbus.pipeline.columns import MESSAGES
-from msgbus.pipeline.lake import Parts
+from msgbus.pipeline.lake.reading import Parts
 from msgbus.pipeline.packing import PACKED, packer, unpacked
 from msgbus.pipeline.projections import Fold, States, in_chunks
 from msgbus.pipeline.schemas import spark_schema, to_row

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         RetryConfig,
     )
     from msgbus.resilience.policy import Policy
-    from msgbus.resilience.replay import ReplayOutcome, ReplayReport
+    from msgbus.resilience.replay import LetterReplayReport, ReplayOutcome
     from msgbus.resilience.sqlite_store import SqliteDeadLetterStore
     from msgbus.resilience.states import CircuitChange, CircuitState
     from msgbus.resilience.stores import (
@@ -51,6 +51,7 @@ __all__ = [
     "LetterFilter",
     "LetterGroup",
     "LetterPage",
+    "LetterReplayReport",
     "LetterStatus",
     "MemoryDeadLetterStore",
     "Overflow",
@@ -58,7 +59,6 @@ __all__ = [
     "Policy",
     "RateLimit",
     "ReplayOutcome",
-    "ReplayReport",
     "ResilientMessageBus",
     "RetryAttempt",
     "RetryConfig",
@@ -80,6 +80,7 @@ _HOMES: Final = {
     "LetterFilter": "msgbus.resilience.stores",
     "LetterGroup": "msgbus.resilience.stores",
     "LetterPage": "msgbus.resilience.stores",
+    "LetterReplayReport": "msgbus.resilience.replay",
     "LetterStatus": "msgbus.resilience.letters",
     "MemoryDeadLetterStore": "msgbus.resilience.memory_store",
     "Overflow": "msgbus.resilience.stores",
@@ -87,7 +88,6 @@ _HOMES: Final = {
     "Policy": "msgbus.resilience.policy",
     "RateLimit": "msgbus.resilience.policies",
     "ReplayOutcome": "msgbus.resilience.replay",
-    "ReplayReport": "msgbus.resilience.replay",
     "ResilientMessageBus": "msgbus.resilience.bus",
     "RetryAttempt": "msgbus.resilience.policies",
     "RetryConfig": "msgbus.resilience.policies",

@@ -25,7 +25,13 @@ from msgbus.resilience.letter_queries import (
 )
 from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, at, letter_about
 from msgbus.resilience.memory_store import MemoryDeadLetterStore
-from msgbus.resilience.replay import Progress, Redeliver, Replayer, ReplayOutcome, ReplayReport
+from msgbus.resilience.replay import (
+    LetterReplayReport,
+    Progress,
+    Redeliver,
+    Replayer,
+    ReplayOutcome,
+)
 from msgbus.resilience.stores import (
     DeadLetterStore,
     LetterGroup,
@@ -281,7 +287,7 @@ class DeadLetterQueue:
         progress: Progress | None = None,
         answered: bool = False,
         **filters: Unpack[ReplayFilters],
-    ) -> ReplayReport:
+    ) -> LetterReplayReport:
         """Replay all dead letters that fit, one by one, in the order in which they first died.
 
         Each is tried once, and letters that die from now on are left for the next time. It may

@@ -58,7 +58,7 @@ class ReplayOutcome:
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayReport:
+class LetterReplayReport:
     """What became of many: `matched` is the sum of the other three counts."""
 
     matched: int
@@ -96,8 +96,8 @@ class _Tally:
             done = self._counts.total()
             self._progress(done, max(self._total, done))
 
-    def report(self, *, dry_run: bool) -> ReplayReport:
-        return ReplayReport(
+    def report(self, *, dry_run: bool) -> LetterReplayReport:
+        return LetterReplayReport(
             matched=self._counts.total(),
             succeeded=self._counts["succeeded"],
             failed=self._counts["failed"],
@@ -196,7 +196,7 @@ class Replayer:
         rate: float | None,
         dry_run: bool,
         progress: Progress | None,
-    ) -> ReplayReport:
+    ) -> LetterReplayReport:
         """Every letter that fits and is there now, once, in the order in which they died."""
         tally = _Tally(await self._store.count(which), progress)
         due = self._clock.now()

@@ -29,7 +29,7 @@ class Outcome(Enum):
 
 @final
 @dataclass(slots=True, eq=False)
-class Delivery:
+class HistoryEntry:
     """One message in one handler."""
 
     message: Message
@@ -67,9 +67,9 @@ class Entry:
 
     message: Message
     publishings: list[Publishing] = field(default_factory=list[Publishing])
-    deliveries: list[Delivery] = field(default_factory=list[Delivery])
+    deliveries: list[HistoryEntry] = field(default_factory=list[HistoryEntry])
 
-    def latest(self, owner: object) -> Delivery | None:
+    def latest(self, owner: object) -> HistoryEntry | None:
         """The last time this handler got the message."""
         for delivery in reversed(self.deliveries):
             if delivery.owner is owner:
@@ -92,7 +92,7 @@ class Run:
 
     __slots__ = ("_deliveries", "_history")
 
-    def __init__(self, history: History, deliveries: Sequence[Delivery]) -> None:
+    def __init__(self, history: History, deliveries: Sequence[HistoryEntry]) -> None:
         self._history = history
         self._deliveries = deliveries
 
@@ -138,7 +138,7 @@ class History:
         """All messages, in the order in which they were first seen."""
         return self._entries.values()
 
-    def deliveries(self, outcome: Outcome) -> list[Delivery]:
+    def deliveries(self, outcome: Outcome) -> list[HistoryEntry]:
         """All with this outcome, in the order in which they came to it."""
         found = [
             delivery
@@ -215,7 +215,7 @@ class History:
 
     def _missed(self, undelivered: Iterable[Undelivered], outcome: Outcome) -> None:
         for one in undelivered:
-            delivery = Delivery(one.event, one.handler)
+            delivery = HistoryEntry(one.event, one.handler)
             self.entry(one.event).deliveries.append(delivery)
             self.conclude(delivery, outcome)
 
@@ -225,7 +225,7 @@ class History:
         """A handler is called, for the first time or again."""
         return Run(self, [self._begin(handler, owner, one, attempt) for one in messages])
 
-    def _begin(self, handler: str, owner: object, message: Message, attempt: int) -> Delivery:
+    def _begin(self, handler: str, owner: object, message: Message, attempt: int) -> HistoryEntry:
         entry = self.entry(message)
         again = entry.latest(owner) if attempt > 1 else None
         if again is not None:
@@ -236,7 +236,7 @@ class History:
                 self._came_back(self.publishing(message))
         else:
             self.executed.append(cast("Command[Any]", message))
-        delivery = Delivery(message, handler, owner)
+        delivery = HistoryEntry(message, handler, owner)
         entry.deliveries.append(delivery)
         return delivery
 
@@ -254,7 +254,7 @@ class History:
         self.conclude(delivery, Outcome.FAILED, error)
 
     def conclude(
-        self, delivery: Delivery, outcome: Outcome, error: BaseException | None = None
+        self, delivery: HistoryEntry, outcome: Outcome, error: BaseException | None = None
     ) -> None:
         """Note an outcome; a later one takes its place."""
         delivery.outcome = outcome

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, final, ove
 import anyio
 
 from msgbus.messages import RESERVED, Command, Event, Message, R
-from msgbus.testing.history import Delivery, History, Outcome
+from msgbus.testing.history import History, HistoryEntry, Outcome
 from msgbus.testing.tap import listening, workers_at_rest
 from msgbus.testing.tree import causation_tree
 
@@ -172,7 +172,7 @@ class Recorder:
 
     def _deliveries(
         self, outcome: Outcome, message_type: type[Message] | None
-    ) -> Iterable[Delivery]:
+    ) -> Iterable[HistoryEntry]:
         wanted: type[Any] = Message if message_type is None else message_type
         return (one for one in self._history.deliveries(outcome) if isinstance(one.message, wanted))
 

@@ -9,7 +9,7 @@ from msgbus.telemetry.redaction import redact_exception
 from msgbus.testing.history import Outcome
 
 if TYPE_CHECKING:
-    from msgbus.testing.history import Delivery, Entry, History, Publishing
+    from msgbus.testing.history import Entry, History, HistoryEntry, Publishing
 
 _TURNED_AWAY: Final = {
     PublishStatus.FILTERED: "filtered by",
@@ -65,7 +65,7 @@ def _outcomes(history: History, entry: Entry) -> list[str]:
     return texts
 
 
-def _shown(delivery: Delivery) -> str:
+def _shown(delivery: HistoryEntry) -> str:
     return "" if delivery.error is None else redact_exception(delivery.error)
 
 

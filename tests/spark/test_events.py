@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pyspark.sql import SparkSession
 
 from msgbus import ConfigurationError, Event, pipeline
-from msgbus.journal import Delivery, MessageCodec, Outcome, Record, upcasts
+from msgbus.journal import DeliveryRecord, MessageCodec, Outcome, Record, upcasts
 from msgbus.journal.operations import AddDelivery
 from msgbus.pipeline import Pipeline
 from msgbus.pipeline.columns import DELIVERIES
@@ -172,7 +172,7 @@ def test_two_classes_of_one_name_are_an_error_unless_one_replaces_the_other() ->
 def test_deliveries_are_what_the_journal_gives(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "shop.db"
     made = [
-        Delivery(
+        DeliveryRecord(
             f"m{number}",
             "receipts",
             1 + number % 3,

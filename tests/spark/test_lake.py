@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from msgbus import PipelineOptionError, WrongLakeError, pipeline
-from msgbus.journal import Delivery, Outcome, Record
+from msgbus.journal import DeliveryRecord, Outcome, Record
 from msgbus.journal.operations import AddDelivery
 from msgbus.pipeline.asked import Bound
 from msgbus.pipeline.columns import DELIVERIES, MESSAGES
@@ -50,8 +50,10 @@ def deliver(path: Path, records: list[Record], handler: str = "ship") -> None:
 
     def tries(record: Record) -> list[AddDelivery]:
         time = record.time + 1
-        bad = Delivery(record.message_id, handler, 1, Outcome.FAILED, 0.5, 0.25, time, "E: no 'x'")
-        good = Delivery(record.message_id, handler, 2, Outcome.OK, 1.5, 0.125, time + 1)
+        bad = DeliveryRecord(
+            record.message_id, handler, 1, Outcome.FAILED, 0.5, 0.25, time, "E: no 'x'"
+        )
+        good = DeliveryRecord(record.message_id, handler, 2, Outcome.OK, 1.5, 0.125, time + 1)
         return [AddDelivery(bad), AddDelivery(good)]
 
     operations = [one for record in records for one in tries(record)]
@@ -217,7 +219,7 @@ def test_what_is_sealed_may_be_trimmed(pipe: Pipeline, tmp_path: Path) -> None:
     pipe.export(tmp_path / "lake")
     assert pipe.trimmable() == 41
     # A delivery that the lake does not have would go with its message.
-    late = Delivery(expected[9]["message_id"], "audit", 1, Outcome.OK, 0.0, 0.0, 1.8e9)
+    late = DeliveryRecord(expected[9]["message_id"], "audit", 1, Outcome.OK, 0.0, 0.0, 1.8e9)
     with_journal(path, lambda journal: journal.commit([AddDelivery(late)]))
     assert pipe.trimmable() == 10
     pipe.export()

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from msgbus import Event, PipelineOptionError, pipeline
 from msgbus.journal import (
     DeadLetter,
-    Delivery,
+    DeliveryRecord,
     MessageCodec,
     Outcome,
     Record,
@@ -127,7 +127,9 @@ async def write(journal: SqliteJournal, records: Sequence[Record], lost: Sequenc
         await journal.commit(
             [
                 AddDelivery(
-                    Delivery(one.message_id, "walker", 3, Outcome.DEAD_LETTERED, 0, 0, TIME, "no")
+                    DeliveryRecord(
+                        one.message_id, "walker", 3, Outcome.DEAD_LETTERED, 0, 0, TIME, "no"
+                    )
                 ),
                 AddDeadLetter(DeadLetter("walker", one, 3, "no", TIME)),
             ]

@@ -43,6 +43,16 @@ def test_every_public_name_is_there_and_no_other(module: str) -> None:
         loaded.CircuitBrekaer  # noqa: B018 (asking for it is the test)
 
 
+def test_no_public_name_means_two_things() -> None:
+    meanings: dict[str, dict[int, str]] = {}
+    for module in MODULES:
+        for name in public_names(module):
+            value = getattr(import_module(module), name)
+            meanings.setdefault(name, {}).setdefault(id(value), module)
+
+    assert {name: [*found.values()] for name, found in meanings.items() if len(found) > 1} == {}
+
+
 def test_every_module_that_the_docs_import_from_is_public() -> None:
     examples = [file.read_text(encoding="utf-8") for file in (ROOT / "examples").glob("*.py")]
     docs = [one.text for page in pages() for one in blocks(page) if one.language == "python"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgbus.errors import CursorError, JournalConflictError
 from msgbus.journal import operations as op
-from msgbus.journal.records import Cursor, Delivery, TicketState
+from msgbus.journal.records import Cursor, DeliveryRecord, TicketState
 from msgbus.journal.sqlite import reads
 from msgbus.journal.sqlite.letters import JournalRows
 from msgbus.journal.sqlite.rows import cursor_checksum, pack
@@ -141,7 +141,7 @@ def _unschedule(store: Store, cancel: op.Unschedule) -> None:
 # -- deliveries and tickets ----------------------------------------------------------------
 
 
-def add_deliveries(store: Store, deliveries: Iterable[Delivery]) -> None:
+def add_deliveries(store: Store, deliveries: Iterable[DeliveryRecord]) -> None:
     """Record how deliveries ended, many at a time."""
     store.connection.executemany(
         "INSERT INTO msgbus_deliveries (message_id, handler, attempt, outcome, wait, run, "

@@ -13,7 +13,7 @@ from typing import Final
 from msgbus.errors import CursorError, JournalCorruptError
 from msgbus.journal.records import (
     Cursor,
-    Delivery,
+    DeliveryRecord,
     Lease,
     Outcome,
     TicketRow,
@@ -134,14 +134,14 @@ def damaged(path: str, what: str) -> JournalCorruptError:
     return JournalCorruptError(message, path=path)
 
 
-def deliveries(connection: sqlite3.Connection, message_id: str) -> list[Delivery]:
+def deliveries(connection: sqlite3.Connection, message_id: str) -> list[DeliveryRecord]:
     """How the deliveries of one message ended."""
     rows = connection.execute(
         "SELECT message_id, handler, attempt, outcome, wait, run, time, error, offset "
         "FROM msgbus_deliveries WHERE message_id = ? ORDER BY id",
         (message_id,),
     )
-    return [Delivery._make((*row[:3], Outcome(row[3]), *row[4:])) for row in rows]
+    return [DeliveryRecord._make((*row[:3], Outcome(row[3]), *row[4:])) for row in rows]
 
 
 def tickets(connection: sqlite3.Connection, message_ids: Sequence[str]) -> list[TicketRow]:

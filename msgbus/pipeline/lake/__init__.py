@@ -2,17 +2,14 @@
 
 from msgbus.pipeline.lake.export import ExportReport, Frames, export, trimmable
 from msgbus.pipeline.lake.folder import Lake, Segment
-from msgbus.pipeline.lake.reading import Parts, parts_of, read_all, read_lake
+from msgbus.pipeline.lake.reading import read_lake
 
 __all__ = [
     "ExportReport",
     "Frames",
     "Lake",
-    "Parts",
     "Segment",
     "export",
-    "parts_of",
-    "read_all",
     "read_lake",
     "trimmable",
 ]

@@ -12,7 +12,7 @@ from msgbus.errors import (
 from msgbus.journal import operations as op
 from msgbus.journal.records import (
     DeadLetter,
-    Delivery,
+    DeliveryRecord,
     Outcome,
     Scheduled,
 )
@@ -136,7 +136,7 @@ class CursorTests(Suite):
                         op.AddDeadLetter(DeadLetter("receipts", record, 1, "error", TIME)),
                         op.Mark("receipts", "id"),
                         op.Schedule(Scheduled("later", TIME, record)),
-                        op.AddDelivery(Delivery("id", "h", 1, Outcome.OK, 0.0, 0.0, TIME)),
+                        op.AddDelivery(DeliveryRecord("id", "h", 1, Outcome.OK, 0.0, 0.0, TIME)),
                         op.OpenTicket("ticket", TIME),
                         op.CountAttempts("receipts", [1]),
                         op.MoveCursor("no such cursor", 0),

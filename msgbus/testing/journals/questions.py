@@ -6,7 +6,7 @@ from typing import Any
 
 from msgbus.journal import operations as op
 from msgbus.journal.records import (
-    Delivery,
+    DeliveryRecord,
     Kind,
     Outcome,
     Page,
@@ -100,9 +100,9 @@ class QuestionTests(Suite):
             assert await collect(newest_first=True) == list(range(19, 0, -2))
 
     async def test_deliveries_are_kept_in_order(self) -> None:
-        first = Delivery("m", "ship", 1, Outcome.FAILED, 0.5, 0.25, TIME, "ValueError: no", 3)
-        second = Delivery("m", "ship", 2, Outcome.OK, 1.5, 0.125, TIME + 1)
-        other = Delivery("other", "ship", 1, Outcome.REFUSED, 0.0, 0.0, TIME)
+        first = DeliveryRecord("m", "ship", 1, Outcome.FAILED, 0.5, 0.25, TIME, "ValueError: no", 3)
+        second = DeliveryRecord("m", "ship", 2, Outcome.OK, 1.5, 0.125, TIME + 1)
+        other = DeliveryRecord("other", "ship", 1, Outcome.REFUSED, 0.0, 0.0, TIME)
         async with self.opened() as journal:
             await journal.commit([op.AddDelivery(one) for one in (first, other, second)])
 

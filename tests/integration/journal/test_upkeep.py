@@ -13,7 +13,7 @@ import trio
 
 from msgbus import CursorError, JournalOpenError, StoredMessageError
 from msgbus.clock import VirtualClock
-from msgbus.journal import Delivery, Outcome, Retention, SqliteJournal
+from msgbus.journal import DeliveryRecord, Outcome, Retention, SqliteJournal
 from msgbus.journal.operations import (
     AddDelivery,
     CloseTicket,
@@ -103,7 +103,7 @@ async def test_what_belongs_to_a_message_goes_with_it(tmp_path: Path) -> None:
             await journal.append([make_record(message_id=name)])
             await journal.commit(
                 [
-                    AddDelivery(Delivery(name, "h", 1, Outcome.OK, 0.0, 0.0, 1.0)),
+                    AddDelivery(DeliveryRecord(name, "h", 1, Outcome.OK, 0.0, 0.0, 1.0)),
                     Mark("ship", name),
                     OpenTicket(name, 1.0),
                     CloseTicket(name, 1.0),
