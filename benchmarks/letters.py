@@ -102,8 +102,7 @@ async def by_insert(handler: Handler) -> AsyncGenerator[Run]:
     """The same rows and indexes, by `executemany` in one transaction, with one fsync."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "letters.db"
-        with closing(schema.connect(path, timeout=5)) as connection:
-            schema.prepare(connection, path)
+        with closing(schema.open_writer(path, timeout=5)) as connection:
 
             async def run(batch: Sequence[Any]) -> None:
                 connection.execute("BEGIN IMMEDIATE")
@@ -211,8 +210,7 @@ def full_file(number: int) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="msgbus-letters-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         path = folder / "letters.db"
-        with closing(schema.connect(path, timeout=5)) as connection:
-            schema.prepare(connection, path)
+        with closing(schema.open_writer(path, timeout=5)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             rows = (row_of(Record(letter)) for letter in letters(number))
             connection.executemany(schema.LETTERS.insert, rows)

@@ -41,7 +41,7 @@ MsgBusError
 │  │  ├─ JournalReadOnlyError    the file or its folder cannot be written (PermissionError)
 │  │  ├─ JournalNotFoundError    there is no file to read (FileNotFoundError)
 │  │  ├─ NotAJournalError        the file is something else
-│  │  └─ JournalVersionError     written by a newer msgbus; `.found`, `.supported`
+│  │  └─ JournalVersionError     written by another msgbus; `.found`, `.supported`
 │  ├─ JournalClosedError         the journal has been closed
 │  ├─ JournalLockedError         another process holds the file for too long (TimeoutError)
 │  ├─ JournalFullError           no space is left; nothing that was acknowledged is lost
@@ -408,14 +408,14 @@ class NotAJournalError(JournalOpenError):
 
 
 class JournalVersionError(JournalOpenError):
-    """The file was written by a newer version of msgbus."""
+    """The file was written by a msgbus with other tables, older or newer."""
 
     def __init__(self, *, path: str, found: int, supported: int) -> None:
         self.found = found
         self.supported = supported
         super().__init__(
-            f"The journal {path} has schema version {found}; this msgbus knows versions up to "
-            f"{supported}. Upgrade msgbus, or open a copy made before the upgrade.",
+            f"The journal {path} has schema version {found}, and this msgbus reads version "
+            f"{supported} only. Open it with the msgbus that wrote it, or choose another path.",
             path=path,
         )
 

@@ -178,7 +178,7 @@ class Message(BaseModel):
         return state
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
-        meta = state.pop("__meta__", None)
+        meta = state.pop("__meta__")
         super().__setstate__(state)
         set_meta(self, meta)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -53,67 +53,92 @@ def rows_of(connection: sqlite3.Connection) -> LetterRows:
     return LetterRows(connection, LETTERS)
 
 
-def connect(path: Path, *, timeout: float, read_only: bool = False) -> sqlite3.Connection:
-    """A connection that other threads may use, one at a time.
+def open_writer(path: Path, *, timeout: float) -> sqlite3.Connection:
+    """A connection that writes; the file is made if it is new.
 
     Raises:
-        sqlite3.Error: It cannot be opened.
+        DeadLetterStoreError: The file belongs to something else, or to another msgbus.
+        sqlite3.Error: It cannot be read or written.
     """
+    return _opened(path, timeout, _prepare_writer)
+
+
+def open_reader(path: Path, *, timeout: float) -> sqlite3.Connection:
+    """A connection that only reads, from a file that is there.
+
+    Raises:
+        DeadLetterStoreError: The file belongs to something else, or to another msgbus.
+        sqlite3.Error: It cannot be read.
+    """
+    return _opened(path, timeout, _prepare_reader)
+
+
+def _opened(
+    path: Path, timeout: float, prepare: Callable[[sqlite3.Connection, Path], None]
+) -> sqlite3.Connection:
+    """A connection that other threads may use, one at a time."""
     connection = sqlite3.connect(
         path, timeout=timeout, isolation_level=None, check_same_thread=False
     )
-    if read_only:
-        connection.execute("PRAGMA query_only = ON")
+    try:
+        prepare(connection, path)
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
-def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables, or check that they are ours.
+def _prepare_reader(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("PRAGMA query_only = ON")
+    _has_letters(connection, path)
+
+
+def _prepare_writer(connection: sqlite3.Connection, path: Path) -> None:
+    is_made = _has_letters(connection, path)
+    connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    connection.execute("PRAGMA synchronous = FULL")
+    if not is_made:
+        _create(connection, path)
+
+
+def _has_letters(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether the tables are there; changes nothing.
 
     Raises:
-        DeadLetterStoreError: The file belongs to something else, or to a newer msgbus.
-        sqlite3.Error: It cannot be read or written.
+        DeadLetterStoreError: They are another application's, or those of another version.
     """
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        if _is_empty(connection):
-            _create(connection)
-        else:
-            _check(connection, path)
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-
-
-def _is_empty(connection: sqlite3.Connection) -> bool:
-    with closing(connection.execute("SELECT count(*) FROM sqlite_master")) as rows:
-        return bool(rows.fetchone()[0] == 0)
-
-
-def _create(connection: sqlite3.Connection) -> None:
-    statements = [one for one in _TABLE.split(";\n") if one.strip()]
-    statements += [f"CREATE INDEX {name} ON letters {what}" for name, what in INDEXES.items()]
-    for statement in statements:
-        connection.execute(statement)
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-
-def _check(connection: sqlite3.Connection, path: Path) -> None:
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables == 0:
+        return False
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
         raise DeadLetterStoreError(
             f"{path} is a database, but not one of dead letters. Give them a file of their own."
         )
-    if version > SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         raise DeadLetterStoreError(
-            f"{path} has schema version {version}; this msgbus knows up to {SCHEMA_VERSION}. "
-            f"Upgrade msgbus, or give it another file."
+            f"{path} has schema version {version}, and this msgbus reads version {SCHEMA_VERSION} "
+            f"only. Open it with the msgbus that wrote it, or choose another path."
         )
+    return True
+
+
+def _create(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables, unless another process has just done so."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if not _has_letters(connection, path):
+            statements = [one for one in _TABLE.split(";\n") if one.strip()]
+            statements += [f"CREATE INDEX {name} ON letters {on}" for name, on in INDEXES.items()]
+            for statement in statements:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
 
 
 def explained(error: sqlite3.Error, path: Path) -> DeadLetterStoreError:

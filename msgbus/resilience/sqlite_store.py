@@ -187,7 +187,7 @@ class _Readers:
         try:
             return self._free.pop()
         except IndexError:
-            return schema.connect(self._path, timeout=self._timeout, read_only=True)
+            return schema.open_reader(self._path, timeout=self._timeout)
 
 
 def _keep(room: Room, connection: sqlite3.Connection, letter: DeadLetterEntry) -> Sequence[Notice]:

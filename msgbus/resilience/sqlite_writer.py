@@ -221,13 +221,7 @@ class Writer:
 
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
-            connection = schema.connect(self._path, timeout=self._timeout)
-            try:
-                schema.prepare(connection, self._path)
-            except BaseException:
-                connection.close()
-                raise
-            self._connection = connection
+            self._connection = schema.open_writer(self._path, timeout=self._timeout)
         return self._connection
 
     def _disconnect(self) -> None:

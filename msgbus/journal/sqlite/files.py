@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from msgbus.errors import JournalOpenError, JournalReadOnlyError
 from msgbus.journal.sqlite.faults import translated
 from msgbus.journal.sqlite.guard import GuardedConnection
-from msgbus.journal.sqlite.schema import APPLICATION_ID, VERSION, migrate, stored_version
+from msgbus.journal.sqlite.schema import APPLICATION_ID, create, has_journal
 
 MEMORY: Final = ":memory:"
 SCHEME: Final = "sqlite://"
@@ -84,10 +84,10 @@ def check_place(path: str) -> None:
 def open_writer(
     path: str, lock_timeout: float, *, adopt: bool = False, connect: Connect = connect
 ) -> sqlite3.Connection:
-    """The connection that writes, with the file made or brought up to date.
+    """The connection that writes, with the file made if it is new.
 
     Raises:
-        JournalOpenError: It cannot be opened, or is not a journal.
+        JournalOpenError: It cannot be opened, is not a journal, or one of another version.
         JournalLockedError: Another process holds it.
     """
     if path != MEMORY:
@@ -103,15 +103,15 @@ def open_writer(
 
 
 def _prepare(connection: sqlite3.Connection, path: str, *, adopt: bool) -> None:
-    # First of all a read: it finds out whether this is a database, and changes nothing.
-    found = stored_version(connection, path, adopt=adopt)
-    if found == 0 and not adopt:
+    # First of all a read: it finds out whether this is our database, and changes nothing.
+    is_made = has_journal(connection, path, adopt=adopt)
+    if not is_made and not adopt:
         connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     connection.execute("PRAGMA journal_mode = WAL").fetchall()
     configure(connection)
-    if found != VERSION:  # nothing is written for a file that is up to date: it may be full
-        migrate(connection, path, adopt=adopt)
+    if not is_made:  # nothing is written to a file that is there: its disk may be full
+        create(connection, path, adopt=adopt)
 
 
 def configure(connection: sqlite3.Connection) -> None:

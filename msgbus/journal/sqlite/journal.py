@@ -51,8 +51,8 @@ class SqliteJournal(TableJournal):
     """A journal in one SQLite file, durable at every acknowledgement.
 
     Takes a path or a URL: `shop.db`, `sqlite:///shop.db`, `sqlite:////var/lib/shop.db`,
-    `sqlite:///:memory:`. The file is opened at once, made if it is new, and upgraded if it was
-    written by an older version. Several processes may have it open.
+    `sqlite:///:memory:`. The file is opened at once, and made if it is new. Several processes may
+    have it open.
 
     Args:
         url: Where it is; `?adopt=true&lock_timeout=5` and the like may follow.
@@ -64,7 +64,7 @@ class SqliteJournal(TableJournal):
         adopt: Whether the journal may live in a database with tables of yours.
 
     Raises:
-        JournalOpenError: The file cannot be opened, or is not a journal.
+        JournalOpenError: The file cannot be opened, is not a journal, or one of another version.
         JournalLockedError: Another process holds it.
         JournalCorruptError: It is damaged.
     """

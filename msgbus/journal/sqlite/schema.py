@@ -1,8 +1,4 @@
-"""The tables, and the steps that bring an older file to the newest form.
-
-A new file goes through the same steps as an old one, so each of them is in use. A step that
-has been released is never changed; the next change is a new step.
-"""
+"""The tables of a journal, and the version that tells a file of another form."""
 
 from __future__ import annotations
 
@@ -13,7 +9,11 @@ from msgbus.errors import JournalVersionError, NotAJournalError
 
 APPLICATION_ID: Final = 0x6D736762  # "msgb", shown by `file` and by `PRAGMA application_id`
 
-_LOG: Final = """
+VERSION: Final = 2
+"""Grows with every change of the tables; a file of another version is refused."""
+
+_TABLES: Final = """
+CREATE TABLE msgbus_meta (key TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE msgbus_messages (
     offset INTEGER PRIMARY KEY AUTOINCREMENT,
     message_id TEXT NOT NULL UNIQUE,
@@ -130,10 +130,7 @@ CREATE TABLE msgbus_schedule (
     payload BLOB NOT NULL,
     crc INTEGER NOT NULL
 );
-CREATE INDEX msgbus_schedule_by_due ON msgbus_schedule (subscription, due)
-"""
-
-_TICKETS: Final = """
+CREATE INDEX msgbus_schedule_by_due ON msgbus_schedule (subscription, due);
 CREATE TABLE msgbus_tickets (
     message_id TEXT PRIMARY KEY,
     state TEXT NOT NULL,
@@ -149,18 +146,14 @@ SELECT offset, message_id, name, version, topic, key, kind, time,
 FROM msgbus_messages
 """
 
-STEPS: Final = (_LOG, _TICKETS)
-"""Step n leads from version n to version n + 1; an empty file is at version 0."""
-
-VERSION: Final = len(STEPS)
-
 Connection = sqlite3.Connection
 
 
-def stored_version(connection: Connection, path: str, *, adopt: bool) -> int:
-    """The schema version of the file, 0 if it has no tables of ours yet.
+def has_journal(connection: Connection, path: str, *, adopt: bool) -> bool:
+    """Whether the file has our tables; changes nothing.
 
     Raises:
+        JournalVersionError: They are those of another version.
         NotAJournalError: It is another program's database, and `adopt` is not given.
     """
     tables = {
@@ -168,7 +161,10 @@ def stored_version(connection: Connection, path: str, *, adopt: bool) -> int:
         for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     }
     if "msgbus_meta" in tables:
-        return int(read_meta(connection, "schema_version") or 0)
+        found = int(read_meta(connection, "schema_version") or 0)
+        if found != VERSION:
+            raise JournalVersionError(path=path, found=found, supported=VERSION)
+        return True
     foreign = sorted(name for name in tables if not name.startswith("sqlite_"))
     if foreign and not adopt:
         message = (
@@ -177,29 +173,23 @@ def stored_version(connection: Connection, path: str, *, adopt: bool) -> int:
             f"open it with adopt=True (in a URL: ?adopt=true)."
         )
         raise NotAJournalError(message, path=path)
-    return 0
+    return False
 
 
-def migrate(connection: Connection, path: str, *, adopt: bool) -> None:
-    """Bring the file to the newest version, all steps in one transaction.
+def create(connection: Connection, path: str, *, adopt: bool) -> None:
+    """Make the tables, unless another process has just done so.
 
     Raises:
-        JournalVersionError: It is newer than this code.
+        JournalVersionError: It made those of another version.
         NotAJournalError: It is another program's database, and `adopt` is not given.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Asked inside the transaction: another process may be doing the same just now.
-        found = stored_version(connection, path, adopt=adopt)
-        if found > VERSION:
-            raise JournalVersionError(path=path, found=found, supported=VERSION)
-        if found == 0:
-            connection.execute("CREATE TABLE msgbus_meta (key TEXT PRIMARY KEY, value TEXT)")
-            write_meta(connection, "trimmed", "0")
-        for step in STEPS[found:]:
-            for statement in step.split(";"):
+        if not has_journal(connection, path, adopt=adopt):
+            for statement in _TABLES.split(";"):
                 connection.execute(statement)
-        write_meta(connection, "schema_version", str(VERSION))
+            write_meta(connection, "schema_version", str(VERSION))
+            write_meta(connection, "trimmed", "0")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

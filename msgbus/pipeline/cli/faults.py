@@ -31,7 +31,7 @@ exit codes:
   2  wrong usage: an option, a projection, a handler
   3  no Java that Spark can run on
   4  a package is missing: pip install "msgbus[spark]"
-  5  the journal cannot be read: not found, no journal, or newer than this msgbus
+  5  the journal cannot be read: not found, no journal, or of another version
   6  a worker cannot import msgbus, or a module of yours
   7  the master cannot be reached"""
 

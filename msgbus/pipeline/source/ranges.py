@@ -13,13 +13,11 @@ from pyspark.sql.datasource import InputPartition
 
 from msgbus.errors import (
     JournalNotFoundError,
-    JournalOpenError,
-    JournalVersionError,
     NotAJournalError,
 )
 from msgbus.journal.sqlite import queries, reads
 from msgbus.journal.sqlite.faults import translated
-from msgbus.journal.sqlite.schema import VERSION, stored_version
+from msgbus.journal.sqlite.schema import has_journal
 from msgbus.pipeline.columns import MESSAGES, Table
 from msgbus.pipeline.source.options import file_uri
 
@@ -55,7 +53,7 @@ def reading(path: str) -> Generator[sqlite3.Connection, None, None]:
     Raises:
         JournalNotFoundError: There is no file.
         NotAJournalError: It is something else.
-        JournalVersionError: It was written by a newer msgbus.
+        JournalVersionError: It was written by another msgbus.
     """
     if not Path(path).is_file():
         raise JournalNotFoundError(path=path)
@@ -70,19 +68,10 @@ def reading(path: str) -> Generator[sqlite3.Connection, None, None]:
 
 
 def check(connection: sqlite3.Connection, path: str) -> None:
-    """Raise unless this is a journal of today's form."""
-    found = stored_version(connection, path, adopt=True)
-    if found == 0:
+    """Raise unless this is a journal of this version."""
+    if not has_journal(connection, path, adopt=True):
         message = f"{path} is a SQLite database, but there is no journal in it."
         raise NotAJournalError(message, path=path)
-    if found > VERSION:
-        raise JournalVersionError(path=path, found=found, supported=VERSION)
-    if found < VERSION:
-        message = (
-            f"The journal {path} has schema version {found}, and this msgbus reads version "
-            f"{VERSION}. Open it once with msgbus.journal.open_journal to bring it up to date."
-        )
-        raise JournalOpenError(message, path=path)
 
 
 def bounds(connection: sqlite3.Connection, table: Table) -> Bounds:

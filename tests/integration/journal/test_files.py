@@ -1,4 +1,4 @@
-"""Opening a journal: URLs, bad files with clear errors, older and newer ones."""
+"""Opening a journal: URLs, bad files with clear errors, files of other versions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ from msgbus import (
     NotAJournalError,
 )
 from msgbus.journal import AckLevel, MemoryJournal, Retention, SqliteJournal, open_journal
-from msgbus.journal.operations import CloseTicket, OpenTicket, Sql
-from msgbus.journal.sqlite.schema import STEPS, VERSION
+from msgbus.journal.operations import Sql
+from msgbus.journal.sqlite.schema import VERSION
 from msgbus.testing.journal import make_record, read_all
 
 
 def plain(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(path, isolation_level=None)
+
+
+def names(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir()]
 
 
 async def write_one(path: Path) -> None:
@@ -205,18 +209,15 @@ async def test_a_locked_file_is_waited_for_and_then_named(tmp_path: Path) -> Non
     assert isinstance(caught.value, TimeoutError)
 
 
-async def test_a_file_that_is_locked_at_opening_is_named_if_it_must_be_upgraded(
-    tmp_path: Path,
-) -> None:
-    old, new = tmp_path / "old.db", tmp_path / "new.db"
-    old_file(old, 1)
-    await write_one(new)
-    for file in (old, new):
+async def test_a_file_that_is_locked_at_opening_is_named_if_it_must_be_made(tmp_path: Path) -> None:
+    empty, made = tmp_path / "empty.db", tmp_path / "made.db"
+    await write_one(made)
+    for file in (empty, made):
         with closing(plain(file)) as other:
             other.execute("BEGIN IMMEDIATE")
 
-            if file == old:
-                with pytest.raises(JournalLockedError, match=r"old\.db is locked"):
+            if file == empty:
+                with pytest.raises(JournalLockedError, match=r"empty\.db is locked"):
                     SqliteJournal(file, lock_timeout=0.05)
             else:  # nothing to write, so nothing to wait for
                 await SqliteJournal(file, lock_timeout=0.05, reserve=0).close()
@@ -225,46 +226,49 @@ async def test_a_file_that_is_locked_at_opening_is_named_if_it_must_be_upgraded(
 # -- versions ------------------------------------------------------------------------------
 
 
-async def test_a_newer_file_is_refused_and_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [None, 0, VERSION - 1, VERSION + 1, 99])
+async def test_a_file_of_another_version_is_refused_and_left_alone(
+    tmp_path: Path, version: int | None
+) -> None:
     file = tmp_path / "shop.db"
     await write_one(file)
-    with closing(plain(file)) as connection:
-        connection.execute("UPDATE msgbus_meta SET value = 99 WHERE key = 'schema_version'")
+    set_version(file, version)
+    before = file.read_bytes()
 
-    with pytest.raises(JournalVersionError, match=r"version 99.*Upgrade msgbus") as caught:
+    with pytest.raises(JournalVersionError) as caught:
         SqliteJournal(file)
 
-    assert (caught.value.found, caught.value.supported) == (99, VERSION)
+    found = version or 0
+    assert str(caught.value) == (
+        f"The journal {file} has schema version {found}, and this msgbus reads version {VERSION} "
+        f"only. Open it with the msgbus that wrote it, or choose another path."
+    )
+    assert (caught.value.found, caught.value.supported) == (found, VERSION)
+    assert file.read_bytes() == before
+    assert names(tmp_path) == ["shop.db"]
 
 
-async def test_a_file_of_every_older_version_is_upgraded_and_keeps_its_messages(
+async def test_a_journal_of_another_version_among_tables_of_yours_is_refused(
     tmp_path: Path,
 ) -> None:
-    for version in range(1, VERSION):
-        file = tmp_path / f"{version}.db"
-        old_file(file, version)
+    file = tmp_path / "shop.db"
+    async with SqliteJournal(file, reserve=0) as journal:
+        await journal.commit([Sql("CREATE TABLE orders (number)")])
+    set_version(file, 1)
 
-        async with SqliteJournal(file, reserve=0) as journal:
-            await journal.commit([OpenTicket("id", 1.0), CloseTicket("id", 2.0, result=b"1")])
-
-            (record,) = await read_all(journal)
-            assert (record.message_id, record.json()) == ("old", {"number": 1})
-            assert (await journal.verify()).is_sound
-            assert await journal.ticket("id") is not None
+    with pytest.raises(
+        JournalVersionError, match=f"has schema version 1, .*version {VERSION} only"
+    ):
+        SqliteJournal(file, adopt=True)
 
 
-def old_file(file: Path, version: int) -> None:
-    """A journal with one message, as the first version of msgbus with this schema left it."""
-    from msgbus.journal.sqlite.rows import PLAIN_COLUMNS, insert, to_row
-
+def set_version(file: Path, version: int | None) -> None:
+    """Make it a file that another msgbus wrote; without a version, none that any did."""
     with closing(plain(file)) as connection:
-        connection.execute("CREATE TABLE msgbus_meta (key TEXT PRIMARY KEY, value TEXT)")
-        connection.execute("INSERT INTO msgbus_meta VALUES ('schema_version', ?)", (version,))
-        connection.execute("INSERT INTO msgbus_meta VALUES ('trimmed', 0)")
-        for step in STEPS[:version]:
-            connection.executescript(step)
-        record = make_record(1, message_id="old")
-        connection.execute(insert(PLAIN_COLUMNS), to_row(record, 1, None))
+        connection.execute("DELETE FROM msgbus_meta WHERE key = 'schema_version'")
+        if version is not None:
+            connection.execute("INSERT INTO msgbus_meta VALUES ('schema_version', ?)", (version,))
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:

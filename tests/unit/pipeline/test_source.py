@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from msgbus import (
     JournalNotFoundError,
-    JournalOpenError,
     JournalVersionError,
     NotAJournalError,
     PipelineOptionError,
@@ -103,8 +102,8 @@ def make_foreign(path: Path) -> None:
         (make_nothing, JournalNotFoundError, "There is no journal at"),
         (make_text, NotAJournalError, "not a SQLite"),
         (make_foreign, NotAJournalError, "there is no journal in it"),
-        (make_newer, JournalVersionError, "schema version 99"),
-        (make_older, JournalOpenError, "bring it up to date"),
+        (make_newer, JournalVersionError, "has schema version 99, and this msgbus reads version 2"),
+        (make_older, JournalVersionError, "has schema version 1, and this msgbus reads version 2"),
         (make_folder, JournalNotFoundError, "There is no journal at"),
     ],
     ids=["missing", "text", "foreign", "newer", "older", "folder"],

@@ -39,8 +39,7 @@ def analysed(
     """A file with letters of every kind in it."""
     path = tmp_path_factory.mktemp("plans") / "letters.db"
     if request.param == "file":
-        connection = schema.connect(path, timeout=5)
-        schema.prepare(connection, path)
+        connection = schema.open_writer(path, timeout=5)
         rows = schema.rows_of(connection)
     else:
         connection = open_writer(str(path), 5.0)

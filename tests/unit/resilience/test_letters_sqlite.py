@@ -46,6 +46,10 @@ def locked(path: Path) -> Generator[None]:
         yield
 
 
+def names(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir()]
+
+
 async def prepared(path: Path) -> None:
     """A file that is there already."""
     async with DeadLetterQueue(SqliteDeadLetterStore(path)):
@@ -86,20 +90,34 @@ async def test_the_database_of_another_application_is_left_alone(tmp_path: Path)
     path = tmp_path / "shop.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE orders (number)")
+    before = path.read_bytes()
 
     assert "not one of dead letters" in await refusal(path)
 
-    with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("orders",)]
+    assert path.read_bytes() == before
 
 
-async def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [0, schema.SCHEMA_VERSION + 1, 99])
+async def test_a_file_of_another_version_is_refused_and_left_alone(
+    tmp_path: Path, version: int
+) -> None:
     path = tmp_path / "letters.db"
     await prepared(path)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute(f"PRAGMA user_version = {schema.SCHEMA_VERSION + 1}")
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    before = path.read_bytes()
 
-    assert "has schema version 2; this msgbus knows up to 1. Upgrade" in await refusal(path)
+    assert await refusal(path) == (
+        f"{path} has schema version {version}, and this msgbus reads version "
+        f"{schema.SCHEMA_VERSION} only. Open it with the msgbus that wrote it, or choose another "
+        f"path."
+    )
+
+    with pytest.raises(DeadLetterStoreError, match=f"has schema version {version}, and"):
+        SqliteDeadLetterStore(path).size()
+    assert path.read_bytes() == before
+    assert names(tmp_path) == ["letters.db"]
 
 
 async def test_a_locked_file_is_told(tmp_path: Path) -> None:
