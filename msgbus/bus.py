@@ -23,6 +23,7 @@ from msgbus.keeper import Keeper
 from msgbus.messages import Command, Event, Message
 from msgbus.middleware.chain import Middleware, Per, make_entry
 from msgbus.portal import BusPortal
+from msgbus.protocols import require_members
 from msgbus.receipts import DrainReport
 from msgbus.registrar import Registrar
 from msgbus.registrations import Registration
@@ -87,6 +88,9 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         journal: str | object | None = None,
         clock: Clock | None = None,
     ) -> None:
+        if registry is not None:
+            fix = "Give a HandlerRegistry, or all that msgbus.IRegistry has."
+            require_members(registry, IRegistry, "The registry", fix)
         time: Clock = SystemClock() if clock is None else clock
         self._core = BusCore(
             self,

@@ -6,10 +6,11 @@ What it takes to do so is loaded only for a bus that has one.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from msgbus.errors import ConfigurationError
 from msgbus.messages import R
+from msgbus.protocols import require_members
 
 if TYPE_CHECKING:
     import sqlite3
@@ -43,13 +44,10 @@ class JournalSide:
         from msgbus.durability.hub import Durability
         from msgbus.journal.port import Journal
 
-        if not isinstance(journal, str | Journal):
-            message = (
-                f"journal={journal!r:.60} is no journal. Give a URL such as "
-                f'"sqlite:///shop.db", or an object with the methods of msgbus.journal.Journal.'
-            )
-            raise ConfigurationError(message)
-        self._core.durability = Durability(self._core, journal)
+        if not isinstance(journal, str):
+            fix = 'Give a URL such as "sqlite:///shop.db", or all that msgbus.journal.Journal has.'
+            require_members(journal, Journal, "The journal", fix)
+        self._core.durability = Durability(self._core, cast("str | Journal", journal))
 
     def _durability(self, what: str) -> Durability:
         if self._core.durability is None:
@@ -240,9 +238,7 @@ class JournalSide:
 def _check_outbox(outbox: object, limit: int) -> None:
     from msgbus.durability.outbox import Outbox
 
-    if not isinstance(outbox, Outbox):
-        message = f"{outbox!r:.60} is no outbox: it needs the methods of msgbus.durability.Outbox."
-        raise ConfigurationError(message)
+    require_members(outbox, Outbox, "The outbox", "See msgbus.durability.Outbox for what they do.")
     if limit < 1:
         message = f"limit must be at least 1, not {limit}."
         raise ValueError(message)

@@ -1,10 +1,13 @@
-"""What a bus is to those who only use one."""
+"""What a bus is to those who only use one, and whether an object has what a protocol asks for."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from typing_extensions import get_protocol_members
+
+from msgbus.errors import ConfigurationError
 from msgbus.messages import Command, Event, R
 
 if TYPE_CHECKING:
@@ -15,7 +18,33 @@ if TYPE_CHECKING:
     from msgbus.telemetry.stats import BusStats
 
 
-@runtime_checkable
+_NAMED: Final = 5
+"""Missing members that an error names; the rest is counted."""
+
+
+def missing_members(given: object, protocol: type) -> list[str]:
+    """The members of a protocol that an object lacks, in the order of the alphabet.
+
+    Unlike `isinstance`, this finds what a proxy passes on by `__getattr__`. Methods for `with`
+    and the like are left out: Python looks for them on the class, and msgbus calls none of them.
+    """
+    members = sorted(get_protocol_members(protocol))
+    return [name for name in members if name[:2] != "__" and not hasattr(given, name)]
+
+
+def require_members(given: object, protocol: type, name: str, fix: str) -> None:
+    """Raise unless an object, given as `name`, has all members of a protocol.
+
+    Raises:
+        ConfigurationError: It lacks some; they are named, and `fix` follows.
+    """
+    missing = missing_members(given, protocol)
+    if missing:
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        message = f"{name} is {given!r:.60}, which lacks {', '.join(missing[:_NAMED])}{more}. {fix}"
+        raise ConfigurationError(message)
+
+
 class IMessageBus(Protocol):
     """The calls that application code makes. `MessageBus` satisfies it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, final, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, final
 
 from msgbus.errors import DuplicateHandlerError
 from msgbus.messages import Message, SystemEvent, class_topic
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from msgbus.routing.routes import Route
 
 
-@runtime_checkable
 class IRegistry(Protocol):
     """Where a bus keeps its handlers. Bring your own with `MessageBus(registry=...)`.
 

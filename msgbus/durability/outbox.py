@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Protocol, final, runtime_checkable
+from typing import Protocol, final
 from uuid import UUID
 
 from msgbus.context import current_frame, fix_in_frame
@@ -117,7 +117,6 @@ class OutboxEntry:
         )
 
 
-@runtime_checkable
 class Outbox(Protocol):
     """Where entries are kept: a table beside those that the events speak of.
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol, TypeVar, final, runtime_checkable
+from typing import Protocol, TypeVar, cast, final
 
 import anyio
 
-from msgbus.errors import ConfigurationError, DeadLetterStoreError, JournalError, MsgBusError
+from msgbus.errors import DeadLetterStoreError, JournalError, MsgBusError
 from msgbus.journal.mailbag import Mailbag
 from msgbus.journal.port import Journal
+from msgbus.protocols import missing_members, require_members
 from msgbus.resilience.letter_room import tell
 from msgbus.resilience.letter_rows import LetterRows
 from msgbus.resilience.letters import DeadLetterEntry
@@ -27,7 +28,6 @@ from msgbus.telemetry.redaction import redact_exception
 T = TypeVar("T")
 
 
-@runtime_checkable
 class LetterJournal(Protocol):
     """A journal that keeps dead letters in a table; those of msgbus do."""
 
@@ -62,7 +62,8 @@ class JournalDeadLetterStore(TableStore):
         buffer: Letters that may wait to be written.
 
     Raises:
-        ConfigurationError: `max_size` or `buffer` is not above 0.
+        ConfigurationError: `max_size` or `buffer` is not above 0, or the journal keeps no dead
+            letters that can be searched.
     """
 
     def __init__(
@@ -74,8 +75,12 @@ class JournalDeadLetterStore(TableStore):
         buffer: int = 10_000,
     ) -> None:
         super().__init__(max_size, overflow, buffer)
-        self._known: Journal | None = journal if isinstance(journal, Journal) else None
-        self._find = (lambda: journal) if isinstance(journal, Journal) else journal
+        self._find: Callable[[], Journal | None]
+        self._known: LetterJournal | None
+        if callable(journal) and missing_members(journal, LetterJournal):
+            self._find, self._known = journal, None
+        else:
+            self._find, self._known = (lambda: cast("Journal", journal)), _with_letters(journal)
         self._bag = Mailbag(
             self._keep_all,
             self._tell,
@@ -129,7 +134,7 @@ class JournalDeadLetterStore(TableStore):
         Opens nothing: 0 before the first use.
         """
         journal = self._known
-        if isinstance(journal, LetterJournal):
+        if journal is not None:
             with suppress(JournalError, sqlite3.Error):
                 self._last_size = journal.read_letters_now(lambda rows: rows.count(LetterFilter()))
         return self._last_size
@@ -142,23 +147,20 @@ class JournalDeadLetterStore(TableStore):
 
     def _is_ready(self) -> bool:
         try:
-            self._known = self._known or self._find()
+            self._journal()
         except MsgBusError:  # said once more when it is closed
             return False
-        return self._known is not None
+        return True
 
     def _journal(self) -> LetterJournal:
-        journal = self._known = self._known or self._find()
-        if journal is None:
-            raise DeadLetterStoreError(
-                "The journal of these dead letters is not open yet. Start the bus first."
-            )
-        if not isinstance(journal, LetterJournal):
-            raise ConfigurationError(
-                f"{journal!r} keeps no dead letters that can be searched. Give dead_letters= a "
-                f"store of their own, such as SqliteDeadLetterStore(path)."
-            )
-        return journal
+        if self._known is None:
+            journal = self._find()
+            if journal is None:
+                raise DeadLetterStoreError(
+                    "The journal of these dead letters is not open yet. Start the bus first."
+                )
+            self._known = _with_letters(journal)
+        return self._known
 
     async def _asked(self, question: Callable[[LetterRows], T]) -> T:
         """The answer to a question, after what was added is written."""
@@ -181,6 +183,17 @@ class JournalDeadLetterStore(TableStore):
 
     def _tell(self, notice: Notice) -> None:
         tell(self._listeners, [notice])
+
+
+def _with_letters(journal: object) -> LetterJournal:
+    """The same journal.
+
+    Raises:
+        ConfigurationError: It keeps no dead letters that can be searched.
+    """
+    fix = "Give dead_letters= a store of their own, such as SqliteDeadLetterStore(path)."
+    require_members(journal, LetterJournal, "The journal of these dead letters", fix)
+    return cast("LetterJournal", journal)
 
 
 @contextmanager

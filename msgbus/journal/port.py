@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, Self, TypeVar
 
 from msgbus.journal.operations import Operation
 from msgbus.journal.records import (
@@ -25,7 +25,6 @@ from msgbus.journal.records import (
 T = TypeVar("T")
 
 
-@runtime_checkable
 class Journal(Protocol):
     """An append-only log of messages, and what belongs in the same transaction as they do.
 
@@ -264,4 +263,12 @@ class Journal(Protocol):
 
     async def close(self) -> None:
         """Finish what was begun and let go of everything; may be called again."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """The journal itself: `async with MemoryJournal() as journal:`."""
+        ...
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close it."""
         ...

@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 from msgbus.clock import Clock, SystemClock
 from msgbus.errors import BusStateError, DeadLetterError, LetterNotFoundError
 from msgbus.messages import Message, Query, SystemEvent
+from msgbus.protocols import require_members
 from msgbus.resilience.letter_edits import changed_letter
 from msgbus.resilience.letter_events import Herald
 from msgbus.resilience.letter_files import Destination, ImportReport, read_letters, write_letters
@@ -59,6 +60,9 @@ class DeadLetterQueue:
     """
 
     def __init__(self, store: DeadLetterStore | None = None, *, clock: Clock | None = None) -> None:
+        if store is not None:
+            fix = "Give a store such as SqliteDeadLetterStore(path), or all of DeadLetterStore."
+            require_members(store, DeadLetterStore, "The store of dead letters", fix)
         self.store: DeadLetterStore = MemoryDeadLetterStore() if store is None else store
         self._clock: Clock = SystemClock() if clock is None else clock
         self._replayer = Replayer(self.store, self._clock)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Final, Literal, Protocol, final, runtime_checkable
+from typing import Final, Literal, Protocol, final
 
 from msgbus.errors import DeadLetterError, LetterStateError
 from msgbus.resilience.claims import Claim
@@ -136,7 +136,6 @@ class Record:
     """Whether a failed replay was counted as one attempt, as its number was not yet known."""
 
 
-@runtime_checkable
 class DeadLetterStore(Protocol):
     """Keeps dead letters. Methods are called on an event loop, asyncio's or trio's.
 

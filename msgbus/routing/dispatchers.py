@@ -6,9 +6,10 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, final
 
 from msgbus.errors import ConfigurationError, DuplicateHandlerError, EngineFrozenError
+from msgbus.protocols import require_members
 from msgbus.routing.categories import MessageCategory
 from msgbus.routing.dispatch import DispatchResult
 from msgbus.routing.envelope import EventEnvelope, message_type_name
@@ -27,7 +28,6 @@ DispatchFunction: TypeAlias = Callable[
 MessageTypes: TypeAlias = Collection[str | type]
 
 
-@runtime_checkable
 class MessageDispatcher(Protocol):
     """A dispatcher as an object that says by itself what it is for."""
 
@@ -127,13 +127,10 @@ class DispatcherRegistry:
             DuplicateHandlerError: There is one of its id.
             EngineFrozenError: The registry is frozen.
         """
-        parts = ("dispatcher_id", "category", "message_types", "node_kind", "handle")
-        missing = [name for name in parts if not hasattr(dispatcher, name)]
-        if missing or not callable(dispatcher.handle):
-            message = (
-                f"{type(dispatcher).__name__} is no MessageDispatcher: "
-                f"it lacks {', '.join(missing) or 'a handle method'}."
-            )
+        fix = "See msgbus.routing.MessageDispatcher for what they are."
+        require_members(dispatcher, MessageDispatcher, "The dispatcher", fix)
+        if not callable(dispatcher.handle):
+            message = f"The dispatcher {dispatcher!r:.60} has a handle that is no method."
             raise ConfigurationError(message)
         with self._lock:
             if self._is_frozen:

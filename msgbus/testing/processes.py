@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, Self, cast, final
 
 import anyio
 
@@ -99,6 +99,17 @@ class Process:
         """As the journal's."""
         self._drop(lease.name)
         await self._inner.release(lease)
+
+    async def close(self) -> None:
+        """As the journal's, which is then closed for all processes on it."""
+        self.freeze()
+        await self._inner.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
 
     def _drop(self, name: str) -> None:
         keeper = self._keepers.pop(name, None)

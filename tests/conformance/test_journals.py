@@ -9,6 +9,7 @@ import pytest
 from msgbus.clock import VirtualClock
 from msgbus.journal import Journal, MemoryJournal, SqliteJournal
 from msgbus.testing.journal import DurableConformance, SqlConformance
+from msgbus.testing.processes import Process
 
 
 class TestMemoryJournal(SqlConformance):
@@ -19,6 +20,11 @@ class TestMemoryJournal(SqlConformance):
 class TestSqliteJournalInMemory(SqlConformance):
     def make(self, clock: VirtualClock) -> Journal:
         return SqliteJournal("sqlite:///:memory:", clock=clock)
+
+
+class TestProcess(SqlConformance):
+    def make(self, clock: VirtualClock) -> Journal:
+        return Process(MemoryJournal(clock=clock), clock).journal
 
 
 class TestSqliteJournal(SqlConformance, DurableConformance):

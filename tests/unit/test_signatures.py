@@ -143,5 +143,5 @@ class TestSignatures:
         registry.subscribe(Happened, listen, durable="receipts")
         with pytest.raises(ConfigurationError, match="no journal"):
             MessageBus(registries=[registry])
-        with pytest.raises(ConfigurationError, match="is no journal"):
+        with pytest.raises(ConfigurationError, match="The journal is 3, which lacks acquire"):
             MessageBus(journal=3)

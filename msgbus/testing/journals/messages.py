@@ -17,6 +17,7 @@ from msgbus.journal.records import (
     Kind,
     Record,
 )
+from msgbus.protocols import missing_members
 from msgbus.testing.journals.kit import TIME, Suite, expected, make_record, numbers, read_all
 
 
@@ -25,9 +26,24 @@ class MessageTests(Suite):
 
     # -- append and read -------------------------------------------------------------------------
 
-    async def test_it_is_a_journal(self) -> None:
+    async def test_it_has_all_that_a_journal_has(self) -> None:
         async with self.opened() as journal:
-            assert isinstance(journal, Journal)
+            assert missing_members(journal, Journal) == []
+
+    async def test_it_is_closed_by_its_with_block(self) -> None:
+        async with self.make(VirtualClock()) as journal:
+            await journal.append([make_record(0)])
+
+            assert numbers(await read_all(journal)) == [0]
+        with expected(JournalClosedError):
+            await journal.append([make_record(1)])
+
+    async def test_it_is_closed_by_its_with_block_after_an_error(self) -> None:
+        with expected(ZeroDivisionError):
+            async with self.make(VirtualClock()) as journal:
+                raise ZeroDivisionError
+        with expected(JournalClosedError):
+            await journal.head()
 
     async def test_offsets_grow_and_acks_carry_the_level(self) -> None:
         async with self.opened() as journal:

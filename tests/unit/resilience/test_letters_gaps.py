@@ -14,11 +14,9 @@ from msgbus.clock import VirtualClock
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,
-    DeadLetterStore,
     LetterGroup,
     LetterPage,
     LetterStatus,
-    MemoryDeadLetterStore,
 )
 from msgbus.resilience.claims import Claim
 from msgbus.resilience.letters import letter_about
@@ -99,11 +97,6 @@ def test_values_of_many_fields_are_given_by_name(
 ) -> None:
     with pytest.raises(TypeError, match="positional"):
         build(*values)
-
-
-def test_a_store_is_known_by_its_methods() -> None:
-    assert isinstance(MemoryDeadLetterStore(), DeadLetterStore)
-    assert not isinstance(object(), DeadLetterStore)
 
 
 def test_until_leaves_out_what_died_later() -> None:
