@@ -317,11 +317,16 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
             # Also when this call is cancelled: then at once, and the next call reports it.
             try:
                 with anyio.CancelScope(shield=True):
-                    self._report = await end(core, self._schedule.hand_back())
-                    await self._close_down()
+                    await self._end()
             finally:
                 self._stopped.set()
         return self._report or DrainReport()
+
+    async def _end(self) -> None:
+        try:
+            self._report = await end(self._core, self._schedule.hand_back())
+        finally:
+            await self._close_down()
 
     def _make_keeper(self) -> Keeper:
         return Keeper(f"bus {self.config.name}")
@@ -329,8 +334,10 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
     async def _close_down(self) -> None:
         await workers_gone(self._core)
         if self._core.durability is not None:
-            await self._journal_closing()
-            await self._core.durability.close()
+            try:
+                await self._journal_closing()
+            finally:
+                await self._core.durability.close()
         for failure in await self._keeper.close():
             log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
 

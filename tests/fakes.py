@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,6 +50,31 @@ class SlowHandler:
         self.started.set()
         await self.release.wait()
         self.ended.append(event.number)
+
+
+class Connections:
+    """The connections that sqlite3 makes from now on, to see that they are closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[sqlite3.Connection] = []
+        self._connect = sqlite3.connect
+        monkeypatch.setattr(sqlite3, "connect", self._made)
+
+    def _made(self, *arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = self._connect(*arguments, **options)
+        self.made.append(connection)
+        return connection
+
+    @property
+    def open(self) -> list[sqlite3.Connection]:
+        return [one for one in self.made if is_open(one)]
+
+
+def is_open(connection: sqlite3.Connection) -> bool:
+    try:
+        return connection.total_changes >= 0
+    except sqlite3.ProgrammingError:
+        return False
 
 
 def queue(max_size: int, strategy: BackpressureStrategy = BackpressureStrategy.WAIT) -> QueueConfig:

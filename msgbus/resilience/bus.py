@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 from weakref import WeakKeyDictionary
 
+import anyio
 from typing_extensions import Unpack
 
 from msgbus.bus import MessageBus
@@ -203,9 +204,16 @@ class ResilientMessageBus(MessageBus):
             DeadLetterStoreError: They cannot be opened; nothing was started.
         """
         is_new = self._core.phase is Phase.NEW
-        if self._letters is not None and is_new and not self._are_letters_journaled:
-            await self._letters.open()
-        await super().start()
+        if self._letters is None or not is_new or self._are_letters_journaled:
+            await super().start()
+            return
+        await self._letters.open()
+        try:
+            await super().start()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._letters.close()
+            raise
 
     async def _journal_opened(self) -> None:
         """Open the dead letters in the journal; called once there is one."""
@@ -220,10 +228,12 @@ class ResilientMessageBus(MessageBus):
 
     async def stop(self, timeout: float | None = 30.0) -> DrainReport:
         """As on every bus; what died on the way is safe in its store when this returns."""
-        report = await super().stop(timeout)
-        if self._letters is not None:
-            await self._letters.close()
-        return report
+        try:
+            return await super().stop(timeout)
+        finally:
+            if self._letters is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._letters.close()
 
     def _failed(self, frame: CommandResult[R], error: Exception, elapsed: float) -> FailedResult[R]:
         result = super()._failed(frame, error, elapsed)

@@ -168,13 +168,14 @@ class _Readers:
         Raises:
             DeadLetterStoreError: The file cannot be read.
         """
-        connection: sqlite3.Connection | None = None
         try:
             connection = self._take()
-            answer = question(schema.rows_of(connection))
-        except sqlite3.Error as error:
-            if connection is not None:
+            try:
+                answer = question(schema.rows_of(connection))
+            except BaseException:
                 connection.close()
+                raise
+        except sqlite3.Error as error:
             raise schema.explained(error, self._path) from error
         self._free.append(connection)
         return answer

@@ -128,5 +128,9 @@ def open_reader(path: str, lock_timeout: float, connect: Connect = connect) -> s
     """A connection that only reads."""
     with translated(path):
         connection = connect(path, lock_timeout)
-        connection.execute("PRAGMA query_only = ON")
+        try:
+            connection.execute("PRAGMA query_only = ON")
+        except BaseException:
+            connection.close()
+            raise
     return connection

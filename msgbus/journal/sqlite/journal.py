@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 import anyio
@@ -88,18 +89,24 @@ class SqliteJournal(TableJournal):
         super().__init__(path, AckLevel.MEMORY if is_memory else AckLevel.FSYNC, codec)
         self._clock = clock or SystemClock()
         self._retention = options.get("retention", retention) or Retention()
-        self._connection = open_writer(
-            path, lock_timeout, adopt=options.get("adopt", adopt), connect=_connect
-        )
         self._reserve = Reserve(path, 0 if is_memory else options.get("reserve", reserve))
-        self._reserve.fill()
+        self._readers = None if is_memory else Readers(path, lock_timeout, _connect)
+        self._lookout: Lookout | None = None
+        self._is_closed = False
+        with ExitStack() as opened, translated(path):
+            self._connection = open_writer(
+                path, lock_timeout, adopt=options.get("adopt", adopt), connect=_connect
+            )
+            opened.callback(self._connection.close)
+            if not is_memory:
+                self._lookout = Lookout(open_reader(path, 0.0, _connect))
+                opened.callback(self._lookout.close)
+            self._watch = Watch(self._clock, self._lookout)
+            self._watch.head = self._trimmed_at = reads.head(self._connection)
+            opened.pop_all()  # from here on `close` sees to it
         self._store = Store(self._connection, path, self._level, codec)
         self._writer = Writer(self._store, self._committed, self._make_room)
-        self._readers = None if is_memory else Readers(path, lock_timeout, _connect)
-        self._lookout = None if is_memory else Lookout(open_reader(path, 0.0, _connect))
-        self._watch = Watch(self._clock, self._lookout)
-        self._watch.head = self._trimmed_at = reads.head(self._connection)
-        self._is_closed = False
+        self._reserve.fill()
 
     def __repr__(self) -> str:
         return f"<SqliteJournal {self.path}>"

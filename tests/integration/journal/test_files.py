@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -22,8 +22,10 @@ from msgbus import (
 )
 from msgbus.journal import AckLevel, MemoryJournal, Retention, SqliteJournal, open_journal
 from msgbus.journal.operations import Sql
+from msgbus.journal.sqlite.files import connect
 from msgbus.journal.sqlite.schema import VERSION
 from msgbus.testing.journal import make_record, read_all
+from tests.fakes import Connections
 
 
 def plain(path: Path) -> sqlite3.Connection:
@@ -286,3 +288,62 @@ def test_every_journal_error_says_which_file(tmp_path: Path) -> None:
 
     assert caught.value.path == str(tmp_path)
     assert Retention() == Retention(max_age=None)
+
+
+# -- what was opened is closed -------------------------------------------------------------
+
+
+async def test_a_journal_that_is_closed_leaves_no_connection_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections = Connections(monkeypatch)
+    async with open_journal(f"sqlite:///{tmp_path}/shop.db") as journal:
+        await journal.append([make_record(1)])
+        assert len(await read_all(journal)) == 1
+        assert len(connections.open) == 3  # that of the writer, a reader, and one that watches
+
+    assert connections.open == []
+
+
+def no_second_connection(number: int, connection: sqlite3.Connection) -> None:
+    if number == 2:
+        connection.close()
+        raise sqlite3.OperationalError("too many open files")
+
+
+def no_pragma_on_the_second(number: int, connection: sqlite3.Connection) -> None:
+    if number == 2:
+        connection.set_authorizer(refuse(sqlite3.SQLITE_PRAGMA, "query_only"))
+
+
+def no_head(number: int, connection: sqlite3.Connection) -> None:
+    connection.set_authorizer(refuse(sqlite3.SQLITE_READ, "sqlite_sequence"))
+
+
+def refuse(action: int, what: str) -> Callable[..., int]:
+    def answer(asked: int, about: str | None, *_: object) -> int:
+        is_it = (asked, about) == (action, what)
+        return sqlite3.SQLITE_DENY if is_it else sqlite3.SQLITE_OK
+
+    return answer
+
+
+@pytest.mark.parametrize("fault", [no_second_connection, no_pragma_on_the_second, no_head])
+async def test_a_journal_that_fails_half_way_through_its_opening_leaves_nothing_open(
+    tmp_path: Path,
+    fault: Callable[[int, sqlite3.Connection], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "shop.db"
+    await write_one(file)
+    connections = Connections(monkeypatch)
+
+    def connect_badly(path: str, lock_timeout: float) -> sqlite3.Connection:
+        connection = connect(path, lock_timeout)
+        fault(len(connections.made), connection)
+        return connection
+
+    with pytest.raises(JournalError, match=r"The journal .*shop\.db failed: "):
+        SqliteJournal(file, reserve=0, _connect=connect_badly)
+
+    assert (len(connections.made), connections.open) == (2, [])

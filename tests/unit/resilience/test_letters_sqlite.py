@@ -22,6 +22,7 @@ import pytest
 from msgbus import (
     ConfigurationError,
     DeadLetterDroppedEvent,
+    DeadLetterError,
     DeadLetterRefusedEvent,
     DeadLetterStoreError,
     SystemEvent,
@@ -31,10 +32,11 @@ from msgbus.resilience import (
     LetterFilter,
     MemoryDeadLetterStore,
     Overflow,
+    ResilientMessageBus,
     SqliteDeadLetterStore,
 )
 from msgbus.resilience import sqlite_schema as schema
-from tests.fakes import logged
+from tests.fakes import Connections, logged
 from tests.unit.resilience.letter_fakes import CardCharged, bury, bury_orders
 
 
@@ -126,6 +128,42 @@ async def test_a_locked_file_is_told(tmp_path: Path) -> None:
 
     with locked(path):
         assert "is locked: another process" in await refusal(path)
+
+
+# -- what was opened is closed -----------------------------------------------------------------
+
+
+async def test_questions_that_fail_leave_no_connection_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections = Connections(monkeypatch)
+    async with DeadLetterQueue(SqliteDeadLetterStore(tmp_path / "letters.db")) as letters:
+        for _ in range(3):
+            with pytest.raises(DeadLetterError, match="'nonsense' is no cursor"):
+                await letters.page(after="nonsense")
+        assert await letters.count() == 0
+        assert len(connections.open) == 2  # that of the writer, and a reader
+
+    assert connections.open == []
+
+
+async def test_a_bus_that_cannot_start_closes_its_dead_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def charge(event: CardCharged, card: Path) -> None:
+        raise AssertionError("never called")
+
+    connections = Connections(monkeypatch)
+    bus = ResilientMessageBus(dead_letters=SqliteDeadLetterStore(tmp_path / "letters.db"))
+    bus.subscribe(CardCharged, charge)
+
+    with pytest.raises(ConfigurationError, match="card"):
+        await bus.start()
+
+    assert (len(connections.made), connections.open) == (1, [])
+
+
+# -- the disk ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
