@@ -9,11 +9,21 @@ import functools
 import inspect
 from pathlib import Path
 
+import hypothesis
 import pytest
 import trio
 
 from tests.counts import STRESS
 from tests.evidence import AREAS, Evidence, Table
+
+# How long an example may take is no property of the code: other tests run beside it.
+hypothesis.settings.register_profile(
+    "msgbus",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("msgbus")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

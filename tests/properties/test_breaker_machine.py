@@ -207,4 +207,4 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestBreakerMachine = BreakerMachine.TestCase
-TestBreakerMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestBreakerMachine.settings = settings(max_examples=150, stateful_step_count=60)

@@ -253,7 +253,7 @@ async def run_and_stop(
 
 
 def on_both_backends(test: Callable[..., None]) -> Callable[..., None]:
-    limited = settings(max_examples=60, deadline=None)(test)
+    limited = settings(max_examples=60)(test)
     on_both: Callable[..., None] = pytest.mark.parametrize("library", ["asyncio", "trio"])(limited)
     return on_both
 

@@ -31,14 +31,14 @@ def test_twenty_thousand_random_pairs_agree() -> None:
 
 
 @given(anything, anything, st.booleans())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_any_two_texts_agree(pattern: str, topic: str, case_sensitive: bool) -> None:
     if not pattern.startswith("re:"):
         compare(pattern, topic, case_sensitive=case_sensitive)
 
 
 @given(anything)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_topic_is_what_the_pattern_of_everything_matches(text: str) -> None:
     assert TopicPattern("**").matches(text) == is_topic(text)
     try:
@@ -66,7 +66,7 @@ def in_order(model: list[tuple[Route, str]], topic: str) -> list[Route]:
 
 
 @given(st.lists(st.one_of(registrations, removals, questions), max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_router_answers_as_a_plain_list_would(steps: list[tuple[str, object, int]]) -> None:
     router = PatternRouter(cache_size=4)
     model: list[tuple[Route, str]] = []
@@ -119,7 +119,7 @@ def nats_match(subject: str, topic: str) -> bool:
 
 
 @given(st.lists(st.sampled_from(["a", "b", "*"]), max_size=3), st.booleans(), topics)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_subjects_of_a_pattern_match_what_it_matches_each_topic_once(
     segments: list[str], ends_in_many: bool, topic: str
 ) -> None:

@@ -211,7 +211,6 @@ def test_a_replay_has_the_bounds_of_the_fold(pipe: Pipeline, path: Path) -> None
 
 @settings(
     max_examples=8,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(history=histories())

@@ -301,13 +301,13 @@ NESTED = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(message=PLAIN)
 def test_plain_values_come_back_equal(message: Plain) -> None:
     assert there_and_back(message) == message
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(message=NESTED)
 def test_nested_values_come_back_equal(message: Nested) -> None:
     assert there_and_back(message) == message
