@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from msgbus import MessageBus
@@ -31,25 +33,35 @@ class Site:
         assert self._memory is not None
         return self._memory
 
+    def close(self) -> None:
+        if self._memory is not None:
+            anyio.run(self._memory.close)
+
     def bus(self, *arguments: Any, **options: Any) -> MessageBus:
         options.setdefault("journal", self.journal)
         return MessageBus(*arguments, clock=self.clock, **options)
 
 
 @pytest.fixture(params=["memory", "file"])
-def site(request: pytest.FixtureRequest, tmp_path: Path) -> Site:
-    return Site(tmp_path if request.param == "file" else None)
+def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path if request.param == "file" else None)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def memory() -> Site:
-    return Site(None)
+def memory() -> Iterator[Site]:
+    made = Site(None)
+    yield made
+    made.close()
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     """A journal that outlives its bus, in real time."""
     if request.param == "sqlite":
-        return lambda: f"sqlite:///{tmp_path / 'journal.db'}"
+        yield lambda: f"sqlite:///{tmp_path / 'journal.db'}"
+        return
     journal = MemoryJournal()
-    return lambda: journal
+    yield lambda: journal
+    anyio.run(journal.close)

@@ -11,13 +11,12 @@ import pytest
 from prometheus_client import generate_latest
 
 from msgbus import BusConfig, Command, MessageBus, Refusal
-from msgbus.clock import VirtualClock
 from msgbus.durability import OutboxEntry
 from msgbus.errors import JournalError
-from msgbus.journal import MemoryJournal
 from msgbus.subscriptions.config import RetryTiers
 from msgbus.telemetry.prometheus import BusCollector, expose
 from tests.fakes import Recorder, SlowHandler, let_others_run
+from tests.unit.durability.conftest import Site
 from tests.unit.durability.places import OrderPlaced, OrderShipped, Place, journal_of, orders
 from tests.unit.telemetry.exposition import parsed, value
 
@@ -53,9 +52,9 @@ async def test_a_durable_handler_is_there_from_its_registration(place: Place) ->
     assert before.subscriptions["receipts"].handler == "mail"
 
 
-async def test_lag_age_and_what_is_in_hand_are_told() -> None:
-    clock = VirtualClock()
-    bus = MessageBus(journal=MemoryJournal(clock=clock), clock=clock)
+async def test_lag_age_and_what_is_in_hand_are_told(memory: Site) -> None:
+    clock = memory.clock
+    bus = memory.bus()
     slow = SlowHandler()
     bus.subscribe(OrderPlaced, slow, durable="slow", ack_timeout=None)
     async with bus:
@@ -119,10 +118,10 @@ async def test_counters_say_what_became_of_each_message(place: Place) -> None:
         assert (name, found) == (name, expected)
 
 
-async def test_a_message_that_waits_for_another_try_is_counted() -> None:
-    clock = VirtualClock()
+async def test_a_message_that_waits_for_another_try_is_counted(memory: Site) -> None:
+    clock = memory.clock
     config = BusConfig(drain_timeout=0)
-    bus = MessageBus(config, journal=MemoryJournal(clock=clock), clock=clock)
+    bus = memory.bus(config)
     later = RetryTiers(max_attempts=2, initial_delay=3600, max_delay=3600, in_process=1)
 
     @bus.on(OrderPlaced, durable="later", retry=later)
@@ -142,10 +141,10 @@ async def test_a_message_that_waits_for_another_try_is_counted() -> None:
 
 
 async def test_the_backlog_of_the_recorder_and_its_failures_are_told(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, memory: Site
 ) -> None:
-    clock = VirtualClock()
-    bus = MessageBus(journal=MemoryJournal(clock=clock), clock=clock)
+    clock = memory.clock
+    bus = memory.bus()
 
     @bus.handles(PlaceOrder)
     async def place_order(command: PlaceOrder) -> None:
@@ -176,8 +175,8 @@ async def test_the_backlog_of_the_recorder_and_its_failures_are_told(
         assert (stats.backlog, stats.write_failures) == (0, 1)
 
 
-async def test_what_relays_do_is_told() -> None:
-    clock = VirtualClock()
+async def test_what_relays_do_is_told(memory: Site) -> None:
+    clock = memory.clock
 
     class Once:
         def __init__(self) -> None:
@@ -191,7 +190,7 @@ async def test_what_relays_do_is_told() -> None:
         async def done(self, entries: Sequence[OutboxEntry]) -> None:
             self.entries.clear()
 
-    async with MessageBus(journal=MemoryJournal(clock=clock), clock=clock) as bus:
+    async with memory.bus() as bus:
         bus.relay(Once(), every=1)
         await let_others_run()
         await clock.advance(1)
@@ -217,10 +216,9 @@ async def test_all_of_it_is_plain_json(place: Place) -> None:
     assert figures["journal"]["appended"] == 3
 
 
-async def test_two_buses_of_one_name_are_told_of_together() -> None:
-    clock = VirtualClock()
-    journal = MemoryJournal(clock=clock)
-    first, second = (MessageBus(journal=journal, clock=clock) for _ in range(2))
+async def test_two_buses_of_one_name_are_told_of_together(memory: Site) -> None:
+    clock = memory.clock
+    first, second = (memory.bus() for _ in range(2))
     slow = SlowHandler()
     for bus in (first, second):
         bus.subscribe(OrderPlaced, slow, durable="shared", ack_timeout=None)
@@ -240,9 +238,8 @@ async def test_two_buses_of_one_name_are_told_of_together() -> None:
             await first.settled()
 
 
-async def test_names_beyond_the_limit_are_summed() -> None:
-    clock = VirtualClock()
-    bus = MessageBus(journal=MemoryJournal(clock=clock), clock=clock)
+async def test_names_beyond_the_limit_are_summed(memory: Site) -> None:
+    bus = memory.bus()
     for number in range(5):
         kind = OrderPlaced if number % 2 else OrderShipped
         bus.subscribe(kind, Recorder(), durable=f"sub-{number}")

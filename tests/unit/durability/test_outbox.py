@@ -20,9 +20,8 @@ from msgbus import (
     Event,
     MessageBus,
 )
-from msgbus.clock import VirtualClock
 from msgbus.durability import OutboxEntry, RelayReport
-from msgbus.journal import MemoryJournal, upcasts
+from msgbus.journal import upcasts
 from tests.fakes import (
     Recorder,
     SlowHandler,
@@ -31,6 +30,7 @@ from tests.fakes import (
     logged,
     queue,
 )
+from tests.unit.durability.conftest import Site
 from tests.unit.durability.places import OrderPlaced, OrderShipped, Place, journal_of, stored
 from tests.unit.durability.shop_outbox import ShopDatabase
 
@@ -250,9 +250,9 @@ async def test_filtered_entries_are_done_and_rejected_ones_stay(place: Place) ->
     conserves(bus)
 
 
-async def test_a_relay_works_from_start_to_stop_and_can_be_woken() -> None:
-    clock = VirtualClock()
-    bus = MessageBus(journal=MemoryJournal(clock=clock), clock=clock)
+async def test_a_relay_works_from_start_to_stop_and_can_be_woken(memory: Site) -> None:
+    clock = memory.clock
+    bus = memory.bus()
     handler = Recorder()
     bus.subscribe(OrderPlaced, handler, name="in memory", durable=False)
     outbox = ListOutbox(entries(1, 2, 3))
@@ -297,8 +297,10 @@ async def test_a_relay_works_from_start_to_stop_and_can_be_woken() -> None:
     conserves(bus)
 
 
-async def test_a_relay_outlives_an_outbox_that_fails(caplog: pytest.LogCaptureFixture) -> None:
-    clock = VirtualClock()
+async def test_a_relay_outlives_an_outbox_that_fails(
+    caplog: pytest.LogCaptureFixture, memory: Site
+) -> None:
+    clock = memory.clock
 
     class Flaky(ListOutbox):
         async def pending(self, limit: int) -> Sequence[OutboxEntry]:
@@ -308,7 +310,7 @@ async def test_a_relay_outlives_an_outbox_that_fails(caplog: pytest.LogCaptureFi
             return await super().pending(limit)
 
     outbox = Flaky(entries(1))
-    async with MessageBus(journal=MemoryJournal(clock=clock), clock=clock) as bus:
+    async with memory.bus() as bus:
         relay = bus.relay(outbox, every=1)
         for _ in range(3):
             await let_others_run()
@@ -321,18 +323,17 @@ async def test_a_relay_outlives_an_outbox_that_fails(caplog: pytest.LogCaptureFi
         assert "hunter2" not in str(failures)
 
 
-async def test_a_page_of_refused_entries_is_not_read_over_and_over() -> None:
-    clock = VirtualClock()
+async def test_a_page_of_refused_entries_is_not_read_over_and_over(memory: Site) -> None:
     outbox = ListOutbox([OutboxEntry(id=str(uuid4()), name="outbox.Unknown", payload="{}")])
-    async with MessageBus(journal=MemoryJournal(clock=clock), clock=clock) as bus:
+    async with memory.bus() as bus:
         bus.relay(outbox, every=1, limit=1)
         await let_others_run()
         assert outbox.looks == 1
 
 
-async def test_it_says_how_long_the_oldest_has_waited() -> None:
-    clock = VirtualClock()
-    async with MessageBus(journal=MemoryJournal(clock=clock), clock=clock) as bus:
+async def test_it_says_how_long_the_oldest_has_waited(memory: Site) -> None:
+    clock = memory.clock
+    async with memory.bus() as bus:
         old = OutboxEntry(
             id=str(uuid4()), name="places.OrderPlaced", payload="{}", time=clock.time() - 90
         )

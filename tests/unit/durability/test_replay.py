@@ -19,14 +19,14 @@ from msgbus import (
     QueueConfig,
     Refusal,
 )
-from msgbus.clock import VirtualClock
 from msgbus.durability import ReplayReport
-from msgbus.journal import MemoryJournal, Record, Retention, SqliteJournal, upcasts
+from msgbus.journal import Record, Retention, SqliteJournal, upcasts
 from msgbus.middleware import IdempotencyMiddleware
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from msgbus.subscriptions import StartAt
 from msgbus.testing.journal import make_record
 from tests.fakes import OrderEvent, Recorder, conserves, let_others_run
+from tests.unit.durability.conftest import Site
 from tests.unit.durability.places import OrderPlaced, OrderShipped, Place, journal_of, orders
 
 
@@ -110,10 +110,9 @@ async def test_it_ends_at_the_head_of_the_call_and_can_be_resumed(place: Place) 
     assert (first.next, second.start, second.next) == (4, 4, 7)
 
 
-async def test_start_and_until_are_offsets_or_times() -> None:
-    clock = VirtualClock()
-    journal = MemoryJournal(clock=clock)
-    async with MessageBus(journal=journal, clock=clock) as bus:
+async def test_start_and_until_are_offsets_or_times(memory: Site) -> None:
+    clock = memory.clock
+    async with memory.bus() as bus:
         seen = Recorder()
         times: list[datetime] = []
         for number in range(5):
@@ -157,9 +156,9 @@ async def test_a_registered_handler_is_called_inside_its_own_chain(place: Place)
         assert handler.numbers == [7, 7, 7]
 
 
-async def test_a_handler_that_takes_too_long_fails_by_its_own_timeout() -> None:
-    clock = VirtualClock()
-    bus = MessageBus(journal=MemoryJournal(clock=clock), clock=clock)
+async def test_a_handler_that_takes_too_long_fails_by_its_own_timeout(memory: Site) -> None:
+    clock = memory.clock
+    bus = memory.bus()
     is_slow = False
 
     @bus.on(OrderPlaced, name="slow", timeout=5, durable=False)
@@ -384,8 +383,8 @@ async def test_a_handler_of_lists_gets_lists_and_only_the_bad_event_fails(place:
         assert lists == [[0, 1, 2, 3, 4]]
 
 
-async def test_it_keeps_to_its_rate_and_says_how_far_it_is() -> None:
-    clock = VirtualClock()
+async def test_it_keeps_to_its_rate_and_says_how_far_it_is(memory: Site) -> None:
+    clock = memory.clock
     seen: list[tuple[int, float]] = []
     news: list[ReplayReport] = []
 
@@ -395,7 +394,7 @@ async def test_it_keeps_to_its_rate_and_says_how_far_it_is() -> None:
     async def said(report: ReplayReport) -> None:
         news.append(report)
 
-    async with MessageBus(journal=MemoryJournal(clock=clock), clock=clock) as bus:
+    async with memory.bus() as bus:
         await bus.publish_many(orders(5))
         began = clock.now()
         async with anyio.create_task_group() as group:

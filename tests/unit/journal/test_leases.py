@@ -44,52 +44,49 @@ class JumpingClock(VirtualClock):
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
 async def test_a_jump_of_the_wall_clock_moves_no_lease(jump: float) -> None:
     clock = JumpingClock()
-    journal = MemoryJournal(clock=clock)
-    watch = LeaseWatch(clock, ttl=5.0)
-    lease = await journal.acquire("receipts", "a")
-    await journal.keep(lease, 1.0)
-    for _ in range(10):
-        await clock.advance(1.0)
-        clock.offset += jump
-        now = await journal.lease("receipts")
-        assert now is not None
-        assert watch.observe(now) is None
-    await journal.close()
+    async with MemoryJournal(clock=clock) as journal:
+        watch = LeaseWatch(clock, ttl=5.0)
+        lease = await journal.acquire("receipts", "a")
+        await journal.keep(lease, 1.0)
+        for _ in range(10):
+            await clock.advance(1.0)
+            clock.offset += jump
+            now = await journal.lease("receipts")
+            assert now is not None
+            assert watch.observe(now) is None
 
 
 async def test_a_holder_that_has_gone_is_followed_after_one_ttl() -> None:
     clock = VirtualClock()
-    journal = MemoryJournal(clock=clock)
-    watch = LeaseWatch(clock, ttl=5.0)
-    await journal.acquire("receipts", "a")
-    taken = None
-    started = clock.now()
-    while taken is None or taken.holder != "b":
-        lease = await journal.lease("receipts")
-        assert lease is not None
-        taken = await journal.acquire("receipts", "b", seen=watch.observe(lease))
-        await clock.advance(0.5)
+    async with MemoryJournal(clock=clock) as journal:
+        watch = LeaseWatch(clock, ttl=5.0)
+        await journal.acquire("receipts", "a")
+        taken = None
+        started = clock.now()
+        while taken is None or taken.holder != "b":
+            lease = await journal.lease("receipts")
+            assert lease is not None
+            taken = await journal.acquire("receipts", "b", seen=watch.observe(lease))
+            await clock.advance(0.5)
 
-    assert taken.epoch == 2
-    assert clock.now() - started == 5.5
-    await journal.close()
+        assert taken.epoch == 2
+        assert clock.now() - started == 5.5
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
 async def test_a_scheduled_message_is_neither_lost_nor_doubled_by_a_jump(jump: float) -> None:
     clock = JumpingClock()
-    journal = MemoryJournal(clock=clock)
-    due = clock.time() + 10
-    await journal.commit([Schedule(Scheduled("a", due, make_record(1)))])
-    for _ in range(2):
-        clock.offset += jump
+    async with MemoryJournal(clock=clock) as journal:
+        due = clock.time() + 10
+        await journal.commit([Schedule(Scheduled("a", due, make_record(1)))])
+        for _ in range(2):
+            clock.offset += jump
+            for entry in await journal.due(clock.time()):
+                await journal.commit([Unschedule(entry.id, required=True), Append(entry.record)])
+            jump = -jump
+        await clock.advance(11)
         for entry in await journal.due(clock.time()):
             await journal.commit([Unschedule(entry.id, required=True), Append(entry.record)])
-        jump = -jump
-    await clock.advance(11)
-    for entry in await journal.due(clock.time()):
-        await journal.commit([Unschedule(entry.id, required=True), Append(entry.record)])
 
-    assert len(await journal.read(0)) == 1
-    assert await journal.next_due() is None
-    await journal.close()
+        assert len(await journal.read(0)) == 1
+        assert await journal.next_due() is None

@@ -119,31 +119,30 @@ class JumpingClock(VirtualClock):
 @pytest.mark.parametrize("mode", list(Mode))
 async def test_a_jump_of_the_wall_clock_loses_and_doubles_nothing(mode: Mode, jump: float) -> None:
     clock = JumpingClock(1_000_000.0)
-    journal = MemoryJournal(clock=clock)
-    handler = Handler()
-    handler.failures = {1: 1, 5: 2, 8: -1}
-    handler.hangs = {9}
-    retry = RetryTiers(max_attempts=3, initial_delay=5.0, in_process=7.0, jitter=False)
-    config = SubscriptionConfig(mode=mode, retry=retry, ack_timeout=20.0, rate_limit=50.0)
-    subscription = DurableSubscription(journal, "receipts", handler, config, clock=clock)
-    await journal.append([make_record(number, key=f"k{number % 3}") for number in range(30)])
-    await subscription.start()
-    epoch = subscription.engine.epoch
+    async with MemoryJournal(clock=clock) as journal:
+        handler = Handler()
+        handler.failures = {1: 1, 5: 2, 8: -1}
+        handler.hangs = {9}
+        retry = RetryTiers(max_attempts=3, initial_delay=5.0, in_process=7.0, jitter=False)
+        config = SubscriptionConfig(mode=mode, retry=retry, ack_timeout=20.0, rate_limit=50.0)
+        subscription = DurableSubscription(journal, "receipts", handler, config, clock=clock)
+        await journal.append([make_record(number, key=f"k{number % 3}") for number in range(30)])
+        await subscription.start()
+        epoch = subscription.engine.epoch
 
-    for _ in range(40):
-        await clock.advance(1.0)
-        clock.offset += jump
-        jump = -jump
-    handler.release.set()
-    clock.offset = 0.0
-    for _ in range(200):
-        await clock.advance(1.0)
+        for _ in range(40):
+            await clock.advance(1.0)
+            clock.offset += jump
+            jump = -jump
+        handler.release.set()
+        clock.offset = 0.0
+        for _ in range(200):
+            await clock.advance(1.0)
 
-    # One is poison; the one that hung was handled once, when it was let go.
-    assert sorted(handler.handled) == [number for number in range(30) if number != 8]
-    assert len(await journal.dead_letters("receipts")) == 1
-    assert subscription.progress().counts.timed_out <= 3
-    assert subscription.engine.epoch == epoch, "no lease was lost"
-    await subscription.close()
-    assert await journal.count_scheduled(subscription="receipts") == 0
-    await journal.close()
+        # One is poison; the one that hung was handled once, when it was let go.
+        assert sorted(handler.handled) == [number for number in range(30) if number != 8]
+        assert len(await journal.dead_letters("receipts")) == 1
+        assert subscription.progress().counts.timed_out <= 3
+        assert subscription.engine.epoch == epoch, "no lease was lost"
+        await subscription.close()
+        assert await journal.count_scheduled(subscription="receipts") == 0
