@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from inspect import iscoroutinefunction
 from typing import Any, cast
 
 import anyio
@@ -76,9 +77,40 @@ class CommitsOf:
         return await self._inner.commit(operations)
 
 
+class CallsOf:
+    """A journal that knows which calls are under way, but for those that wait for a change."""
+
+    def __init__(self, inner: Journal) -> None:
+        self._inner = inner
+        self._under_way = 0
+        self._ended = anyio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not iscoroutinefunction(found) or name in {"wait", "changed"}:
+            return found
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            self._under_way += 1
+            try:
+                return await found(*args, **kwargs)
+            finally:
+                self._under_way -= 1
+                self._ended.set()
+
+        return call
+
+    async def ended(self) -> None:
+        """Return once none is under way."""
+        while self._under_way:
+            self._ended = anyio.Event()
+            await self._ended.wait()
+
+
 class Stage:
     def __init__(self, journal: Journal, clock: VirtualClock) -> None:
-        self.shared = journal
+        self._calls = CallsOf(journal)
+        self.shared = cast("Journal", self._calls)
         self.clock = clock
         self.processes: list[Process] = []
         self.open: list[DurableSubscription] = []
@@ -131,10 +163,15 @@ class Stage:
         return subscription
 
     async def until(self, is_so: Callable[[], bool], *, within: float = 120.0) -> None:
-        """Let time pass in small steps until something is so; threads get their turns too."""
+        """Let time pass in small steps until something is so.
+
+        It stands still while the journal is at work: its threads live in real time, and on a busy
+        machine the clock would be far ahead of them.
+        """
         end = self.clock.now() + within
         while not is_so():
             assert self.clock.now() < end, f"not so within {within:g} s"
+            await self._calls.ended()
             await self.clock.advance(0.05)
 
     async def position(self, name: str = "receipts") -> int:
