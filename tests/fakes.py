@@ -61,7 +61,7 @@ class Connections:
         monkeypatch.setattr(sqlite3, "connect", self._made)
 
     def _made(self, *arguments: Any, **options: Any) -> sqlite3.Connection:
-        connection = self._connect(*arguments, **options)
+        connection: sqlite3.Connection = self._connect(*arguments, **options)
         self.made.append(connection)
         return connection
 
