@@ -90,7 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not STRESS:
         return
-    area: str = config.getoption("--area")
+    area = str(config.getoption("--area"))
     if area and area not in AREAS:
         raise pytest.UsageError(f"There is no area {area!r}; areas are: {', '.join(AREAS)}.")
     for item in items:

@@ -39,8 +39,9 @@ class MessageTests(Suite):
             await journal.append([make_record(1)])
 
     async def test_it_is_closed_by_its_with_block_after_an_error(self) -> None:
+        journal = self.make(VirtualClock())
         with expected(ZeroDivisionError):
-            async with self.make(VirtualClock()) as journal:
+            async with journal:
                 raise ZeroDivisionError
         with expected(JournalClosedError):
             await journal.head()
