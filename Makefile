@@ -55,7 +55,7 @@ test: check ## Run the checks, then every test, 12 minutes (ARGS: options of pyt
 	@$(PYTEST) $(ARGS)
 
 stress: $(VENV)/.dev ## Run the counts that we publish, up to 2 hours, and renew docs/explanation/evidence.md (AREA, STRESS, ARGS)
-	@STRESS=$(or $(STRESS),1) $(PYTEST) -m stress --area "$(AREA)" --evidence docs/explanation/evidence.md $(ARGS)
+	@STRESS=$(or $(STRESS),1) $(PYTEST) tests -m stress --area="$(AREA)" --evidence=docs/explanation/evidence.md $(ARGS)
 
 # An interpreter on the PATH that runs, else the newest of pyenv's, activated or not.
 pythons: ## Run `make quick` on each supported Python of this machine, each in its own environment
