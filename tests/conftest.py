@@ -87,12 +87,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--evidence", type=Path, help="page to write the table of `make stress` to")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    area = str(config.getoption("--area"))
+    if area and area not in AREAS:
+        raise pytest.UsageError(f"There is no area {area!r}; areas are: {', '.join(AREAS)}.")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not STRESS:
         return
     area = str(config.getoption("--area"))
-    if area and area not in AREAS:
-        raise pytest.UsageError(f"There is no area {area!r}; areas are: {', '.join(AREAS)}.")
     for item in items:
         # The limit of a test is for its small count.
         item.add_marker(pytest.mark.timeout(3_600), append=False)
