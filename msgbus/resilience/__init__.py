@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from msgbus.resilience.letters import DeadLetterEntry, LetterStatus
     from msgbus.resilience.memory_store import MemoryDeadLetterStore
     from msgbus.resilience.policies import (
+        MESSAGE_ERRORS,
         CircuitBreakerConfig,
         RateLimit,
         RetryAttempt,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "MESSAGE_ERRORS",
     "ChaosMiddleware",
     "CircuitBreaker",
     "CircuitBreakerConfig",
@@ -77,6 +79,7 @@ _HOMES: Final = {
     "DeadLetterStore": "msgbus.resilience.stores",
     "ImportReport": "msgbus.resilience.letter_files",
     "JournalDeadLetterStore": "msgbus.journal.letters",
+    "MESSAGE_ERRORS": "msgbus.resilience.policies",
     "LetterFilter": "msgbus.resilience.stores",
     "LetterGroup": "msgbus.resilience.stores",
     "LetterPage": "msgbus.resilience.stores",

@@ -4,24 +4,31 @@
             failures reach the threshold
    CLOSED ────────────────────────────────► OPEN ◄───────────────┐
      ▲                                        │                  │
-     │                                        │ recovery time    │ a try fails, and the
-     │   enough tries succeed                 ▼ is over          │ next wait is longer
+     │                                        │ recovery time    │ a probe fails
+     │   enough probes succeed                ▼ is over          │
      └─────────────────────────────────── HALF_OPEN ─────────────┘
 ```
 
-While half open, at most `half_open_max` calls may try at once. Each has a permit with an
+While half open, at most `half_open_max` calls may probe at once. Each has a permit with an
 expiry; it is given back whether the call succeeds, fails, is ignored, times out or is
 cancelled, and one that never comes back expires. A call that began before the last change
 of state says nothing about the new one, so it is not counted.
+
+A probe may name its message. A message that fails as a probe goes on with its own retries while
+the circuit is open again, so that one bad message never costs more than one recovery time; and
+the open time grows only when many different messages have failed as probes. An error that does
+not count is an answer: it proves that the service is up, and is taken as a success.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, final, overload
 
 import anyio
 
@@ -38,21 +45,28 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @final
 class Permit:
     """One call's leave to go through. End it exactly once; a second ending does nothing."""
 
-    __slots__ = ("_began", "_breaker", "_generation", "expires")
+    __slots__ = ("_began", "_breaker", "_generation", "expires", "message_id")
 
     def __init__(
-        self, breaker: CircuitBreaker, generation: int, began: float, expires: float
+        self,
+        breaker: CircuitBreaker,
+        generation: int,
+        began: float,
+        expires: float,
+        message_id: str | None = None,
     ) -> None:
         self._breaker: CircuitBreaker | None = breaker
         self._generation = generation
         self._began = began
         self.expires = expires
+        self.message_id = message_id
 
     @property
     def breaker(self) -> CircuitBreaker | None:
@@ -73,10 +87,14 @@ class Permit:
         breaker.succeeded(self._generation)
 
     def failure(self, error: BaseException | None = None) -> None:
-        """The call failed; not counted if `error` says nothing about the callee."""
+        """The call failed; taken as a success if `error` is an answer of the callee."""
+        if self._breaker is not None and not self._breaker.counts(error):
+            self.success()
+            return
         breaker = self._end()
-        if breaker is not None and breaker.counts(error):
-            breaker.failed(self._generation, "" if error is None else type(error).__name__)
+        if breaker is not None:
+            reason = "" if error is None else type(error).__name__
+            breaker.failed(self._generation, reason, self.message_id)
 
     def release(self) -> None:
         """The call ended in a way that says nothing: cancelled, or never begun."""
@@ -99,8 +117,11 @@ class CircuitBreaker:
     ```python
     breaker = CircuitBreaker(CircuitBreakerConfig(failure_threshold=3), name="payments")
 
-    async with breaker:
+    async with breaker:  # or `with breaker:` around code that does not wait
         await charge(card)
+
+    @breaker
+    async def charge(card: str) -> None: ...
     ```
 
     All methods are to be called from the thread of one event loop.
@@ -129,9 +150,16 @@ class CircuitBreaker:
         self._chance = chance
         self._state = CircuitState.CLOSED
         self._window = make_window(self.config)
+        self._ignored = _Ignored(self.config)
         self._until = 0.0
-        self._openings = 0
-        """Times in a row that it opened."""
+        self._growths = 0
+        """How often the recovery time has grown since it was last closed."""
+        self._probe: str | None = None
+        """The message that was the last to fail as a probe."""
+        self._probes = 0
+        """Different messages in a row that failed as probes."""
+        self._failures = 0
+        """Failures that opened it."""
         self._permits: set[Permit] = set()
         """Those of the calls that try while it is half open."""
         self._successes = 0
@@ -155,7 +183,9 @@ class CircuitBreaker:
 
     @property
     def failures(self) -> int:
-        """Failures that count at the moment."""
+        """Failures that count at the moment; unless it is closed, those that opened it."""
+        if not self.is_closed:
+            return self._failures
         self._window.let_go(self.clock.now())
         return self._window.failures
 
@@ -170,29 +200,36 @@ class CircuitBreaker:
 
     # -- calls -------------------------------------------------------------------------------
 
-    def acquire(self) -> Permit:
+    def acquire(self, message_id: str | None = None) -> Permit:
         """Leave for one call, which must be ended whatever becomes of the call.
+
+        Args:
+            message_id: The message that the call is for, if it may be retried: a message that
+                failed as a probe goes on with its retries while the circuit is open.
 
         Raises:
             CircuitOpenError: Not now; it says when to try again.
         """
         if self.is_closed:
             began = 0.0 if self.config.slow_call is None else self.clock.now()
-            return Permit(self, self.generation, began, math.inf)
+            return Permit(self, self.generation, began, math.inf, message_id)
         now = self.clock.now()
         if self._state is CircuitState.OPEN and now >= self._until:
             self._change(CircuitState.HALF_OPEN, "recovery time is over")
-        if self._state is CircuitState.OPEN or not self._has_permit():
+        is_probe = message_id is not None and message_id == self._probe
+        is_shut = self._state is CircuitState.OPEN and not is_probe
+        if is_shut or not self._has_permit():
             raise CircuitOpenError(self.name, retry_after=self.retry_after)
-        permit = Permit(self, self.generation, now, now + self.config.permit_timeout)
+        expires = now + self.config.permit_timeout
+        permit = Permit(self, self.generation, now, expires, message_id)
         self._permits.add(permit)
         return permit
 
-    async def wait(self) -> Permit:
+    async def wait(self, message_id: str | None = None) -> Permit:
         """Leave for one call, as soon as there is any; a cancelled wait leaves nothing behind."""
         while True:
             try:
-                return self.acquire()
+                return self.acquire(message_id)
             except CircuitOpenError as refused:
                 if self._changed is None:
                     self._changed = anyio.Event()
@@ -203,58 +240,79 @@ class CircuitBreaker:
                     with self.clock.cancel_after(refused.retry_after):
                         await changed.wait()
 
-    async def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """`await function(*args)`, if the circuit lets it through.
+    @overload
+    def call(
+        self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> Awaitable[T]: ...
+    @overload
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`function(*args, **kwargs)`, if the circuit lets it through.
 
-        A failed `CommandResult` counts as a failure, as an exception does.
+        Await it if the function is async. A failed `CommandResult` counts as a failure, as an
+        exception does.
 
         Raises:
             CircuitOpenError: It does not; nothing was called.
         """
-        streak = self.streak
-        if streak is not None and self.is_closed:
-            return await self._call_closed(streak, function, args)
+        if inspect.iscoroutinefunction(function):
+            return self._call_async(function, args, kwargs)
         permit = self.acquire()
         try:
-            value = await function(*args)
-        except Exception as error:
-            permit.failure(error)
+            value = function(*args, **kwargs)
+        except BaseException as error:
+            _end(permit, error)
             raise
-        except BaseException:
-            permit.release()
-            raise
-        outcome: object = value
-        if isinstance(outcome, FailedResult):
-            permit.failure(outcome.peek_exception())
-        else:
-            permit.success()
+        if inspect.isawaitable(value):
+            return _awaited(permit, value)
+        _end_with(permit, value)
         return value
 
-    async def _call_closed(
-        self, streak: Streak, function: Callable[..., Awaitable[T]], args: tuple[Any, ...]
+    async def _call_async(
+        self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
-        """The same without a permit: a closed circuit has no end of them."""
+        streak = self.streak
+        if streak is None or not self.is_closed:
+            return await _awaited(self.acquire(), function(*args, **kwargs))
+        # The same without a permit: a closed circuit has no end of them.
         generation = self.generation
         try:
-            value = await function(*args)
+            value = await function(*args, **kwargs)
         except Exception as error:
-            if self.counts(error):
-                self.failed(generation, type(error).__name__)
+            self.ended(generation, error)
             raise
         outcome: object = value
         if isinstance(outcome, FailedResult):
-            failure = outcome.peek_exception()
-            if self.counts(failure):
-                self.failed(generation, type(failure).__name__)
+            self.ended(generation, outcome.peek_exception())
         elif streak.failures:
             self.succeeded(generation)
         return value
 
-    async def __aenter__(self) -> CircuitBreaker:
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]: ...
+    @overload
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]: ...
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorate a function, sync or async: each call of it goes through the circuit."""
+        if inspect.iscoroutinefunction(function):
+
+            @wraps(function)
+            async def guarded(*args: Any, **kwargs: Any) -> Any:
+                return await self._call_async(function, args, kwargs)
+
+            return guarded
+
+        @wraps(function)
+        def guarded_sync(*args: Any, **kwargs: Any) -> Any:
+            return self.call(function, *args, **kwargs)
+
+        return guarded_sync
+
+    def __enter__(self) -> CircuitBreaker:
         _entered.set((*_entered.get(), self.acquire()))
         return self
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
@@ -271,31 +329,47 @@ class CircuitBreaker:
             # Entered in another task, as a test's fixture may do: the call is not told of,
             # and its permit expires.
             return
-        if error is None:
-            permit.success()
-        elif isinstance(error, Exception):
-            permit.failure(error)
-        else:
-            permit.release()
+        _end(permit, error)
+
+    async def __aenter__(self) -> CircuitBreaker:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, trace)
 
     # -- by hand -----------------------------------------------------------------------------
 
     def force_open(self) -> None:
         """Refuse all calls until `reset`."""
+        self._probe = None
+        self._failures = self.failures
         self._change(CircuitState.OPEN, "opened by hand", until=math.inf)
 
     def reset(self) -> None:
         """Close it and forget all failures."""
-        self._openings = 0
         self._window.clear()
         if self._state is not CircuitState.CLOSED:
-            self._change(CircuitState.CLOSED, "closed by hand")
+            self._close("closed by hand")
 
     # -- outcomes ----------------------------------------------------------------------------
 
     def counts(self, error: BaseException | None) -> bool:
-        """Whether such an error says something about the callee."""
-        return not isinstance(error, (Refusal, *self.config.ignore))
+        """Whether such an error says that the callee is down; otherwise it is an answer."""
+        return not isinstance(error, Exception) or not self._ignored(error)
+
+    def ended(
+        self, generation: int, error: BaseException | None, message_id: str | None = None
+    ) -> None:
+        """A call that began in this generation has raised, which may be an answer."""
+        if self.counts(error):
+            self.failed(generation, type(error).__name__, message_id)
+        else:
+            self.succeeded(generation)
 
     def succeeded(self, generation: int) -> None:
         """A call that began in this generation has succeeded."""
@@ -308,18 +382,27 @@ class CircuitBreaker:
             return
         self._successes += 1
         if self._successes >= self.config.half_open_max:
-            self._openings = 0
-            self._change(CircuitState.CLOSED, "it works again")
+            self._close("it works again")
 
-    def failed(self, generation: int, reason: str) -> None:
+    def failed(self, generation: int, reason: str, message_id: str | None = None) -> None:
         """A call that began in this generation has failed."""
         if generation != self.generation:
             return
         if self._state is CircuitState.CLOSED:
             self._window.add(self.clock.now(), failed=True)
             self._open_if_due(reason)
-            return
-        self._open(f"it fails still: {reason}" if reason else "it fails still")
+        elif self._state is CircuitState.HALF_OPEN:
+            self._count_probe(message_id)
+            self._open(f"it fails still: {reason}" if reason else "it fails still")
+
+    def _count_probe(self, message_id: str | None) -> None:
+        """A probe failed: one more of an outage, unless it may be the message's own fault."""
+        if message_id is None:
+            self._growths += 1
+        elif message_id != self._probe:
+            self._probes += 1
+            self._growths += self._probes > self.config.failure_threshold
+        self._probe = message_id
 
     def give_back(self, permit: Permit) -> None:
         """A call has ended, in whatever way; another may try in its place."""
@@ -337,18 +420,23 @@ class CircuitBreaker:
             is_due = window.calls >= config.minimum_calls and rate >= config.failure_rate
             text = f"{window.failures} of {window.calls} calls failed"
         if is_due:
+            self._failures = window.failures
             self._open(f"{text}, the last one: {reason}" if reason else text)
 
     def _open(self, reason: str) -> None:
         config = self.config
         try:
-            seconds = config.recovery_time * config.recovery_growth**self._openings
+            seconds = config.recovery_time * config.recovery_growth**self._growths
         except OverflowError:  # a long outage
             seconds = config.max_recovery_time
         seconds = min(seconds, config.max_recovery_time)
         seconds *= 1 - config.jitter * self._chance()
-        self._openings += 1
         self._change(CircuitState.OPEN, reason, until=self.clock.now() + seconds)
+
+    def _close(self, reason: str) -> None:
+        self._probe = None
+        self._probes = self._growths = 0
+        self._change(CircuitState.CLOSED, reason)
 
     def _has_permit(self) -> bool:
         if len(self._permits) < self.config.half_open_max:
@@ -380,3 +468,61 @@ class CircuitBreaker:
 
     def __repr__(self) -> str:
         return f"<CircuitBreaker {self.name} {self.state.value}>"
+
+
+def _end(permit: Permit, error: BaseException | None) -> None:
+    """Tell the circuit how a call ended."""
+    if error is None:
+        permit.success()
+    elif isinstance(error, Exception):
+        permit.failure(error)
+    else:
+        permit.release()
+
+
+def _end_with(permit: Permit, value: object) -> None:
+    if isinstance(value, FailedResult):
+        permit.failure(value.peek_exception())
+    else:
+        permit.success()
+
+
+async def _awaited(permit: Permit, call: Awaitable[T]) -> T:
+    try:
+        value = await call
+    except BaseException as error:
+        _end(permit, error)
+        raise
+    _end_with(permit, value)
+    return value
+
+
+@final
+class _Ignored:
+    """Says which errors do not count."""
+
+    __slots__ = ("_os_types", "_predicates", "_types")
+
+    def __init__(self, config: CircuitBreakerConfig) -> None:
+        types = [one for one in config.ignore if isinstance(one, type)]
+        self._types = (Refusal, *types)
+        # Not by a type that has nothing to do with the system: a certificate that cannot be
+        # verified is a ValueError too, and yet an outage.
+        self._os_types = tuple(
+            one for one in types if issubclass(one, OSError) or issubclass(OSError, one)
+        )
+        self._predicates = [one for one in config.ignore if not isinstance(one, type)]
+
+    def __call__(self, error: Exception) -> bool:
+        types = self._os_types if isinstance(error, OSError) else self._types
+        if isinstance(error, (Refusal, *types)):
+            return True
+        return any(_says(predicate, error) for predicate in self._predicates)
+
+
+def _says(predicate: Callable[[Exception], bool], error: Exception) -> bool:
+    try:
+        return bool(predicate(error))
+    except Exception as broken:  # then the error counts, as if there were no predicate
+        log.error("circuit_predicate_failed", error=redact_exception(broken))
+        return False

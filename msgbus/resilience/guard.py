@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from msgbus.context import context_of, current_frame
 from msgbus.errors import CircuitOpenError, Refusal
-from msgbus.messages import message_type_of
+from msgbus.messages import first_message, message_type_of, metadata_of
 from msgbus.resilience.policies import RetryAttempt
 from msgbus.resilience.retry import CIRCUIT_OPEN, Retry, trouble_now
 from msgbus.telemetry.logging import log
@@ -104,8 +104,7 @@ class Guard:
                 if streak.failures:
                     breaker.succeeded(generation)
                 return value
-            if breaker.counts(failure):
-                breaker.failed(generation, type(failure).__name__)
+            breaker.ended(generation, failure, _message_id(message))
             return await self._recover(message, attempt, failure)
 
         return call
@@ -125,12 +124,12 @@ class Guard:
         if breaker is None:
             return None
         try:
-            return breaker.acquire()
+            return breaker.acquire(_message_id(message))
         except CircuitOpenError:
             if not self._waits:
                 raise
         with self._parked(message):
-            return await breaker.wait()
+            return await breaker.wait(_message_id(message))
 
     async def _recover(self, message: Any, attempt: Call, error: Exception) -> Any:
         """Try again, as often and as patiently as the policy says."""
@@ -151,11 +150,13 @@ class Guard:
             self._announce(RetryAttempt(message, self.handler, tries, error, verdict.pause))
             with self._parked(message):
                 await self._clock.sleep(verdict.pause)
+            permit = None
             try:
                 permit = await self._permit(message)
-            except CircuitOpenError as refused:
+            except CircuitOpenError:
                 trouble.reason = CIRCUIT_OPEN
-                raise refused from error
+            if trouble.reason is CIRCUIT_OPEN:
+                raise error  # the cause, not the circuit that its own failures have opened
             tries += 1
             context.attempt += 1
             try:
@@ -246,6 +247,10 @@ def marking(call: Call) -> Call:
 def _remove(events: list[Event], event: Event) -> None:
     # By identity: two events may be equal.
     events[:] = [one for one in events if one is not event]
+
+
+def _message_id(message: Any) -> str:
+    return metadata_of(first_message(message)).message_id
 
 
 def _frame() -> Frame:

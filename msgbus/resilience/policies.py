@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, TypeAlias, final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+MESSAGE_ERRORS: Final[tuple[type[Exception], ...]] = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    NotImplementedError,
+)
+"""Errors that speak of the message or of the code, not of a service that is down. By default they
+do not count against a circuit; an `OSError` does, even where it is one of these too."""
+
+Ignored: TypeAlias = type[Exception] | Callable[[Exception], bool]
+"""An exception type, or a function that says whether an exception does not count."""
 
 
 @final
@@ -104,7 +119,8 @@ class CircuitBreakerConfig(BaseModel):
     """Seconds an open circuit stays open before it lets a call try."""
 
     recovery_growth: float = Field(default=2.0, ge=1)
-    """By how much it stays open longer each time that try fails."""
+    """By how much it stays open longer each time that a probe fails, once `failure_threshold`
+    different messages have; calls that are for no message count at once."""
 
     max_recovery_time: float = Field(default=300.0, gt=0)
     """Upper bound of the time it stays open."""
@@ -122,8 +138,23 @@ class CircuitBreakerConfig(BaseModel):
     slow_call: float | None = Field(default=None, gt=0)
     """Seconds from which a successful call counts as a failure."""
 
-    ignore: tuple[type[Exception], ...] = ()
-    """Exceptions that say nothing about the callee; a `Refusal` never does."""
+    ignore: tuple[Ignored, ...] = MESSAGE_ERRORS
+    """Exceptions that are answers: the service is up. Types, and functions such as
+    one for HTTP 4xx. Replaces the default: write `(*MESSAGE_ERRORS, is_4xx)` to add to it, `()` to
+    count everything. A `Refusal` never counts."""
+
+    @field_validator("ignore", mode="before")
+    @classmethod
+    def _check_ignored(cls, ignore: object) -> object:
+        for one in ignore if isinstance(ignore, list | tuple) else [ignore]:
+            is_error = isinstance(one, type) and issubclass(one, Exception)
+            if not is_error and (isinstance(one, type) or not callable(one)):
+                message = (
+                    f"ignore={one!r}: give a tuple of exception types, and of functions that "
+                    f"take an exception and say whether it does not count."
+                )
+                raise ValueError(message)
+        return ignore if isinstance(ignore, list | tuple) else (ignore,)
 
     @model_validator(mode="after")
     def _check_windows(self) -> CircuitBreakerConfig:

@@ -41,7 +41,12 @@ class Model:
         self.era = 0
         """Grows with every change of state: a call speaks only of its own era."""
         self.row = 0
-        self.openings = 0
+        self.opened_by = 0
+        """Failures that opened it."""
+        self.growths = 0
+        self.probe: str | None = None
+        """The last message that failed as a probe, and may go on with its retries."""
+        self.probes = 0
         self.until = 0.0
         self.successes = 0
         self.leases: dict[int, float] = {}
@@ -54,18 +59,28 @@ class Model:
 
     def open(self, now: float) -> None:
         self.change("open")
-        self.until = now + min(RECOVERY * GROWTH**self.openings, LONGEST)
-        self.openings += 1
+        self.until = now + min(RECOVERY * GROWTH**self.growths, LONGEST)
 
-    def lets_in(self, now: float) -> bool:
+    def close(self) -> None:
+        self.growths = self.probes = 0
+        self.probe = None
+        self.change("closed")
+
+    @property
+    def failures(self) -> int:
+        return self.row if self.state == "closed" else self.opened_by
+
+    def lets_in(self, now: float, message: str | None) -> bool:
+        if self.state == "closed":
+            return True
         if self.state == "open" and now >= self.until:
             self.change("half_open")
-        if self.state == "half_open":
-            if len(self.leases) < PERMITS:
-                return True
-            self.leases = {call: end for call, end in self.leases.items() if end > now}
-            return len(self.leases) < PERMITS
-        return self.state == "closed"
+        if self.state == "open" and (message is None or message != self.probe):
+            return False
+        if len(self.leases) < PERMITS:
+            return True
+        self.leases = {call: end for call, end in self.leases.items() if end > now}
+        return len(self.leases) < PERMITS
 
     def succeeded(self) -> None:
         if self.state == "closed":
@@ -73,16 +88,22 @@ class Model:
             return
         self.successes += 1
         if self.successes == PERMITS:
-            self.openings = 0
-            self.change("closed")
+            self.close()
 
-    def failed(self, now: float) -> None:
+    def failed(self, now: float, message: str | None) -> None:
         if self.state == "half_open":
+            if message is None:
+                self.growths += 1
+            elif message != self.probe:
+                self.probes += 1
+                self.growths += self.probes > THRESHOLD
+            self.probe = message
             self.open(now)
-            return
-        self.row += 1
-        if self.row == THRESHOLD:
-            self.open(now)
+        elif self.state == "closed":
+            self.row += 1
+            if self.row == THRESHOLD:
+                self.opened_by = self.row
+                self.open(now)
 
 
 class BreakerMachine(RuleBasedStateMachine):
@@ -108,11 +129,11 @@ class BreakerMachine(RuleBasedStateMachine):
         self.calls: dict[int, tuple[Permit, int]] = {}
         self.begun = 0
 
-    @rule()
-    def begin(self) -> None:
-        expected = self.model.lets_in(self.clock.now())
+    @rule(message=st.sampled_from([None, "a", "b", "c"]))
+    def begin(self, message: str | None) -> None:
+        expected = self.model.lets_in(self.clock.now(), message)
         try:
-            permit = self.breaker.acquire()
+            permit = self.breaker.acquire(message)
         except CircuitOpenError:
             assert not expected
             assert self.breaker.retry_after > 0
@@ -120,7 +141,7 @@ class BreakerMachine(RuleBasedStateMachine):
         assert expected
         self.begun += 1
         self.calls[self.begun] = (permit, self.model.era)
-        if self.model.state == "half_open":
+        if self.model.state != "closed":
             self.model.leases[self.begun] = self.clock.now() + LEASE
 
     def end(self, data: st.DataObject) -> tuple[Permit, bool]:
@@ -142,15 +163,17 @@ class BreakerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
         permit, is_heard = self.end(data)
-        permit.failure(ValueError("down"))
+        permit.failure(ConnectionError("down"))
         if is_heard:
-            self.model.failed(self.clock.now())
+            self.model.failed(self.clock.now(), permit.message_id)
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data(), error=st.sampled_from([KeyError("k"), Refusal("no")]))
-    def be_ignored(self, data: st.DataObject, error: Exception) -> None:
-        permit, _ = self.end(data)
+    def be_answered(self, data: st.DataObject, error: Exception) -> None:
+        permit, is_heard = self.end(data)
         permit.failure(error)
+        if is_heard:
+            self.model.succeeded()
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
@@ -172,6 +195,8 @@ class BreakerMachine(RuleBasedStateMachine):
     @rule()
     def force(self) -> None:
         self.breaker.force_open()
+        self.model.opened_by = self.model.failures
+        self.model.probe = None
         self.model.change("open")
         self.model.until = math.inf
 
@@ -179,8 +204,8 @@ class BreakerMachine(RuleBasedStateMachine):
     def reset(self) -> None:
         self.breaker.reset()
         if self.model.state != "closed":
-            self.model.change("closed")
-        self.model.row = self.model.openings = 0
+            self.model.close()
+        self.model.row = 0
 
     @invariant()
     def the_state_is_what_the_model_says(self) -> None:
@@ -188,7 +213,7 @@ class BreakerMachine(RuleBasedStateMachine):
         due = self.model.state == "open" and now >= self.model.until
         assert self.breaker.state is CircuitState("half_open" if due else self.model.state)
         assert self.breaker.is_closed == (self.model.state == "closed")
-        assert self.breaker.failures == self.model.row
+        assert self.breaker.failures == self.model.failures
 
     @invariant()
     def never_more_permits_than_allowed_and_none_for_good(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 from msgbus import Refusal
 from msgbus.clock import SystemClock, VirtualClock
 from msgbus.resilience import (
+    MESSAGE_ERRORS,
     CircuitBreaker,
     CircuitBreakerConfig,
     CircuitChange,
@@ -43,7 +44,7 @@ def test_the_defaults() -> None:
         "permit_timeout": 60.0,
         "jitter": 0.1,
         "slow_call": None,
-        "ignore": (),
+        "ignore": MESSAGE_ERRORS,
     }
     assert breaker.config == config
     assert breaker.name == "circuit"
@@ -195,13 +196,14 @@ def test_circuits_that_open_together_do_not_all_come_back_together() -> None:
 # -- what counts -----------------------------------------------------------------------------
 
 
-def test_ignored_errors_and_refusals_say_nothing() -> None:
+@pytest.mark.parametrize("error", [KeyError("k"), IndexError(), OutOfStock("none left")])
+def test_ignored_errors_and_refusals_are_answers_and_end_a_run(error: Exception) -> None:
     circuit = Circuit(failure_threshold=2, ignore=(LookupError,))
     circuit.fail()
 
-    for error in (KeyError("k"), IndexError(), OutOfStock("none left")):
-        circuit.breaker.acquire().failure(error)
-    assert circuit.breaker.failures == 1
+    circuit.breaker.acquire().failure(error)
+    assert circuit.breaker.failures == 0
+    circuit.fail()
     assert circuit.state is CLOSED
     circuit.fail()
 

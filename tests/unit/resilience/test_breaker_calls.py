@@ -107,7 +107,7 @@ async def test_a_successful_result_is_a_success() -> None:
 async def test_async_with_counts_as_call_does() -> None:
     circuit = Circuit(failure_threshold=2, ignore=(KeyError,))
 
-    for error in (Down(), KeyError("k")):
+    for error in (KeyError("k"), Down()):
         with pytest.raises(type(error)):
             await inside(circuit.breaker, error)
     assert circuit.breaker.failures == 1
