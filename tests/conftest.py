@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -95,15 +96,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not STRESS:
+        keep(config, items, lambda item: not is_for_stress_only(item))
         return
     area = str(config.getoption("--area"))
     for item in items:
         # The limit of a test is for its small count.
         item.add_marker(pytest.mark.timeout(3_600), append=False)
     if area:
-        chosen = [item for item in items if area_of(item) == area]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-        items[:] = chosen
+        keep(config, items, lambda item: area_of(item) == area)
+
+
+def keep(
+    config: pytest.Config, items: list[pytest.Item], is_wanted: Callable[[pytest.Item], bool]
+) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
+    items[:] = [item for item in items if is_wanted(item)]
+
+
+def is_for_stress_only(item: pytest.Item) -> bool:
+    return any(marker.kwargs.get("only") for marker in item.iter_markers("stress"))
 
 
 def area_of(item: pytest.Item) -> str | None:

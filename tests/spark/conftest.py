@@ -1,7 +1,7 @@
-"""One Spark for all tests of the pipeline: starting it takes longer than most of them.
+"""One Spark for all tests of a group: starting it takes longer than most of them.
 
-All of them run in one worker of xdist (`--dist loadgroup`), on as few cores as will show
-that work is shared. A JVM of its own is only for tests about the start itself.
+There are two groups, each in one worker of xdist (`--dist loadgroup`), on as few cores as will
+show that work is shared. A JVM of its own is only for tests about the start itself.
 """
 
 from __future__ import annotations
@@ -14,15 +14,21 @@ import pytest
 from pyspark.sql import SparkSession
 
 from msgbus.pipeline.session import session
+from tests.evidence import Evidence
 
 HERE = Path(__file__).parent
+
+OTHER_GROUP = {"test_cluster", "test_cli", "test_guides", "test_lake", "test_report"}
+"""About half of the time: most of those that start programs of their own."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.stress("spark"))
+            group = "spark-2" if item.path.stem in OTHER_GROUP else "spark-1"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +50,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         made = session(master="local[2]", conf=conf)
         yield made
         made.stop()
+
+
+@pytest.fixture(autouse=True)
+def _counted(evidence: Evidence) -> None:
+    evidence("every Spark scenario", tests=1)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import pytest
 
 from msgbus.journal import Record, SqliteJournal
 from msgbus.pipeline import fold
+from tests.counts import SPARK_CONNECT_PARTS, SPARK_SUBMIT_PARTS
+from tests.evidence import Evidence
 from tests.spark.kit import records_in, with_journal
 from tests.spark.processes import SPARK_HOME, Cluster, Running, cluster, python, spark_class
 from tests.spark.programs.shop import Balances, write_orders
@@ -57,25 +59,34 @@ def standalone(folder: Path) -> Iterator[Cluster]:
         yield made
 
 
+@pytest.fixture(scope="module")
 def expected(records: list[Record], balances: list[dict[str, Any]]) -> dict[str, Any]:
+    """What each part of `anywhere.py` gives."""
     ordered = [one.json()["cents"] for one in records if one.name == "cluster.Ordered"]
     refunded = [one.json()["cents"] for one in records if one.name == "cluster.Refunded"]
     return {
         "by_name": Counter(record.name for record in records),
         "from_the_third_on": COUNT - 2,
         "cents": sum(ordered),
-        "rows": balances,
+        "replayed": balances,
         "report": "<!DOCTYPE html>",
-        "exported": COUNT,
-        "with_lake": COUNT,
         "streamed": COUNT,
         "copied": 10,
         "thanked": sum(refunded),
+        "exported": [COUNT, COUNT],
     }
 
 
+def check(out: Path, expected: dict[str, Any], parts: Sequence[str]) -> None:
+    assert json.loads(out.read_text()) == {name: expected[name] for name in parts}
+
+
 def test_a_worker_that_is_killed_in_the_middle_of_a_replay_changes_nothing(
-    standalone: Cluster, journal: Path, balances: list[dict[str, Any]], tmp_path: Path
+    standalone: Cluster,
+    journal: Path,
+    balances: list[dict[str, Any]],
+    tmp_path: Path,
+    evidence: Evidence,
 ) -> None:
     program = PROGRAMS / "on_cluster.py"
     with python(program, journal, standalone.url, tmp_path, cwd=tmp_path / "driver") as driver:
@@ -88,15 +99,17 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_replay_changes_nothing(
 
     assert "Lost executor" in driver.text
     assert json.loads((tmp_path / "rows.json").read_text()) == balances
+    evidence("replay on a cluster that loses a worker", kills=1, messages=COUNT, lost=0, doubled=0)
 
 
 def test_a_file_runs_by_spark_submit(
     standalone: Cluster,
     journal: Path,
-    records: list[Record],
-    balances: list[dict[str, Any]],
+    expected: dict[str, Any],
     tmp_path: Path,
+    evidence: Evidence,
 ) -> None:
+    parts = SPARK_SUBMIT_PARTS or list(expected)
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.executor.memory": "512m",
@@ -104,18 +117,20 @@ def test_a_file_runs_by_spark_submit(
     }
     conf = [part for item in settings.items() for part in ("--conf", "=".join(item))]
     submit = str(SPARK_HOME / "bin" / "spark-submit")
-    program = [str(PROGRAMS / "anywhere.py"), str(journal), str(tmp_path / "found.json")]
+    program = [str(PROGRAMS / "anywhere.py"), str(journal), str(tmp_path / "found.json"), *parts]
     command = [submit, "--master", standalone.url, *conf, *program]
 
     with Running(command, tmp_path / "driver", SPARK_HOME=str(SPARK_HOME)) as driver:
         assert driver.end() == 0, driver.text
 
-    assert json.loads((tmp_path / "found.json").read_text()) == expected(records, balances)
+    check(tmp_path / "found.json", expected, parts)
+    evidence("everything by spark-submit, on a cluster", jobs=len(parts), messages=COUNT, lost=0)
 
 
 def test_the_same_file_runs_through_spark_connect(
-    journal: Path, records: list[Record], balances: list[dict[str, Any]], tmp_path: Path
+    journal: Path, expected: dict[str, Any], tmp_path: Path, evidence: Evidence
 ) -> None:
+    parts = SPARK_CONNECT_PARTS or list(expected)
     server_class = "org.apache.spark.sql.connect.service.SparkConnectServer"
     settings = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
@@ -131,14 +146,16 @@ def test_the_same_file_runs_through_spark_connect(
         program, out = PROGRAMS / "anywhere.py", tmp_path / "found.json"
         remote = {"SPARK_REMOTE": f"sc://127.0.0.1:{port}"}
 
-        with python(program, journal, out, cwd=tmp_path / "client", **remote) as client:
+        with python(program, journal, out, *parts, cwd=tmp_path / "client", **remote) as client:
             assert client.end() == 0, client.text
 
-    assert json.loads(out.read_text()) == expected(records, balances)
+    check(out, expected, parts)
+    evidence("everything through Spark Connect", jobs=len(parts), messages=COUNT, lost=0)
 
 
+@pytest.mark.stress("spark", only=True)  # test_handlers and test_cli show it without a kill
 def test_a_stream_whose_driver_is_killed_goes_on_with_no_row_lost_or_doubled(
-    tmp_path: Path,
+    tmp_path: Path, evidence: Evidence
 ) -> None:
     journal, out = tmp_path / "shop.db", tmp_path / "out"
     out.mkdir()
@@ -180,3 +197,4 @@ def test_a_stream_whose_driver_is_killed_goes_on_with_no_row_lost_or_doubled(
     assert cursor is not None
     # What the first run had written back was there when the second one began.
     assert cursor.offset == 600 + customers[0]
+    evidence("a stream whose driver is killed", kills=1, messages=len(ordered), lost=0, doubled=0)

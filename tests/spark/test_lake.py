@@ -25,6 +25,8 @@ from msgbus.pipeline.asked import Bound
 from msgbus.pipeline.columns import DELIVERIES, MESSAGES
 from msgbus.pipeline.lake import Frames, Lake, export, read_lake
 from msgbus.pipeline.pipeline import Pipeline
+from tests.counts import EXPORT_KILLS
+from tests.evidence import Evidence
 from tests.spark.kit import append, mixed_records, numbers, offsets_of, rows_of, with_journal
 from tests.spark.processes import SHORT_LIVED
 from tests.spark.tables import deliveries_frame, messages_frame, random_journal
@@ -311,13 +313,13 @@ def test_frames_of_any_origin_are_exported(spark: SparkSession, tmp_path: Path) 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_export_that_is_killed_again_and_again_completes(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, evidence: Evidence
 ) -> None:
     path = tmp_path / "shop.db"
     append(path, around_midnight(60))
     lake = Lake(tmp_path / "lake")
     command = [sys.executable, "-m", "tests.spark.exporting", str(path), str(lake.path)]
-    for lines in (1, 3):
+    for lines in EXPORT_KILLS:
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **SHORT_LIVED}
         ) as process:
@@ -337,3 +339,4 @@ def test_an_export_that_is_killed_again_and_again_completes(
     files = sorted(lake.path.glob("messages/*/*.parquet"))
     assert sorted(polars.read_parquet(files)["offset"].to_list()) == numbers(1, 60)
     assert offsets_of(read_lake(spark, lake.path)) == numbers(1, 60)
+    evidence("kill -9 of an export", kills=len(EXPORT_KILLS), messages=60, lost=0, doubled=0)
