@@ -11,6 +11,7 @@ from typing import Any, Final, final
 
 from msgbus.routing.categories import MessageCategory
 from msgbus.routing.envelope import Id, new_id
+from msgbus.routing.inputs import require_category, require_id, require_priority
 from msgbus.routing.topics import TopicPattern
 
 
@@ -84,6 +85,8 @@ class DispatchRoute:
 
     Raises:
         InvalidTopicError: `topic_pattern` is not a pattern.
+        ConfigurationError: An id or `message_type` is blank, `message_category` is none, or
+            `priority` is no whole number.
     """
 
     route_id: str
@@ -104,7 +107,14 @@ class DispatchRoute:
     """`topic_pattern`, compiled."""
 
     def __post_init__(self) -> None:
-        """Compile the pattern, so that a wrong one is refused here."""
+        """Check everything and compile the pattern, so that a wrong route is refused here."""
+        require_id("A route's id", self.route_id)
+        what = f"route {self.route_id!r}"
+        require_category(what, self.message_category)
+        require_id(f"The dispatcher_id of {what}", self.dispatcher_id)
+        if self.message_type is not None:
+            require_id(f"The message_type of {what}", self.message_type)
+        require_priority(what, self.priority)
         object.__setattr__(self, "pattern", TopicPattern(self.topic_pattern))
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
 

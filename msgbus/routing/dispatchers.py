@@ -13,6 +13,7 @@ from msgbus.protocols import require_members
 from msgbus.routing.categories import MessageCategory
 from msgbus.routing.dispatch import DispatchResult
 from msgbus.routing.envelope import EventEnvelope, message_type_name
+from msgbus.routing.inputs import require_category, require_id
 
 if TYPE_CHECKING:
     from msgbus.routing.metrics import DispatcherCounts
@@ -82,16 +83,22 @@ def type_names(message_types: MessageTypes | None) -> frozenset[str] | None:
     """The names of message types, given by name or class; `None` for all of them.
 
     Raises:
-        ConfigurationError: A single text, which would be read letter by letter.
+        ConfigurationError: A single text, which would be read letter by letter, or one that is
+            neither a class nor a name.
     """
     if isinstance(message_types, str):
         message = f"message_types={message_types!r} is one text; give a set: {{{message_types!r}}}."
         raise ConfigurationError(message)
     if not message_types:
         return None
-    return frozenset(
-        one if isinstance(one, str) else message_type_name(one) for one in message_types
-    )
+    return frozenset(_type_name(one) for one in message_types)
+
+
+def _type_name(message_type: str | type) -> str:
+    if isinstance(message_type, type):
+        return message_type_name(message_type)
+    require_id("Each of message_types", message_type)
+    return message_type
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -123,7 +130,8 @@ class DispatcherRegistry:
         """Take one in.
 
         Raises:
-            ConfigurationError: It lacks a part of the `MessageDispatcher` protocol.
+            ConfigurationError: It lacks a part of the `MessageDispatcher` protocol, its id is
+                blank, or its category is none.
             DuplicateHandlerError: There is one of its id.
             EngineFrozenError: The registry is frozen.
         """
@@ -132,6 +140,9 @@ class DispatcherRegistry:
         if not callable(dispatcher.handle):
             message = f"The dispatcher {dispatcher!r:.60} has a handle that is no method."
             raise ConfigurationError(message)
+        require_id(f"The dispatcher_id of {type(dispatcher).__name__}", dispatcher.dispatcher_id)
+        require_category(f"dispatcher {dispatcher.dispatcher_id!r}", dispatcher.category)
+        type_names(dispatcher.message_types)
         with self._lock:
             if self._is_frozen:
                 raise EngineFrozenError(what=f"dispatcher {dispatcher.dispatcher_id!r}")
@@ -167,7 +178,12 @@ class DispatcherRegistry:
     def get_dispatchers(
         self, category: MessageCategory, message_type: str | None = None
     ) -> list[MessageDispatcher]:
-        """Those that take such messages, in the order they came."""
+        """Those that take such messages, in the order they came.
+
+        Raises:
+            ConfigurationError: `category` is none.
+        """
+        require_category("the dispatchers that are looked for", category)
         found: list[MessageDispatcher] = []
         for dispatcher in list(self._dispatchers.values()):
             names = type_names(dispatcher.message_types)

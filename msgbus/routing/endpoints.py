@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, final
 from msgbus.errors import ConfigurationError
 from msgbus.routing.dispatchers import duplicate
 from msgbus.routing.envelope import EventEnvelope
+from msgbus.routing.inputs import require_id
 from msgbus.routing.topics import TopicPattern
 
 Deliver: TypeAlias = Callable[[EventEnvelope[Any]], Awaitable[Any]]
@@ -51,6 +52,9 @@ class Endpoint:
         check: Check | None = None,
         answers_later: bool = False,
     ) -> None:
+        require_id("An endpoint's id", endpoint_id)
+        if group is not None:
+            require_id(f"The group of endpoint {endpoint_id!r}", group)
         if weight < 1:
             message = f"weight={weight} of endpoint {endpoint_id!r} must be at least 1."
             raise ConfigurationError(message)
@@ -104,8 +108,12 @@ class EndpointRegistry:
 
         Raises:
             DuplicateHandlerError: There is one of this id, or a group of this name.
-            ConfigurationError: Its group is called like another endpoint.
+            ConfigurationError: It is no endpoint, or its group is called like another endpoint.
         """
+        given: object = endpoint
+        if not isinstance(given, Endpoint):
+            message = f"{given!r:.80} is not an Endpoint. Make one: Endpoint(endpoint_id, send)."
+            raise ConfigurationError(message)
         with self._writing:
             if endpoint.endpoint_id in self._members:
                 raise duplicate("endpoint or group", endpoint.endpoint_id)

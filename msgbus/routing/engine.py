@@ -33,6 +33,7 @@ from msgbus.routing.dispatchers import (
 )
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.fanout import FanOut
+from msgbus.routing.inputs import require_category, require_id, require_timeout
 from msgbus.routing.metrics import DispatcherMetrics, DispatchMetrics, EngineCounts
 from msgbus.routing.onward import OutputPublisher, publish_onward
 from msgbus.routing.plans import FrozenRoutes, Plan
@@ -74,6 +75,7 @@ class MessageDispatchEngine:
         clock: Clock | None = None,
     ) -> None:
         time: Clock = SystemClock() if clock is None else clock
+        require_timeout("the engine", timeout)
         self._timeout = timeout
         self._publish = publish_outputs
         self._max_hops = max_hops
@@ -113,12 +115,12 @@ class MessageDispatchEngine:
             DuplicateHandlerError: There is one of this id.
             EngineFrozenError: The engine is frozen.
             HandlerSignatureError: It cannot be called.
-            ConfigurationError: A setting is wrong.
+            ConfigurationError: An id is blank, the category is none, or a setting is wrong.
         """
+        require_id("A dispatcher's id", dispatcher_id)
         function = _function(dispatcher_id, dispatcher)
-        if category not in MessageCategory.__members__.values():  # a text, in untyped code
-            message = f"category={category!r} of {dispatcher_id!r} is not a MessageCategory."
-            raise ConfigurationError(message)
+        require_category(f"dispatcher {dispatcher_id!r}", category)
+        require_timeout(f"dispatcher {dispatcher_id!r}", timeout)
         seconds = self._timeout if timeout is None else timeout
         entry = DispatcherEntry(
             dispatcher_id,
@@ -144,9 +146,17 @@ class MessageDispatchEngine:
         """Add a route. Whether its dispatcher exists is asked by `freeze`.
 
         Raises:
+            ConfigurationError: It is not a `DispatchRoute`.
             DuplicateHandlerError: There is one of this id.
             EngineFrozenError: The engine is frozen.
         """
+        given: object = route
+        if not isinstance(given, DispatchRoute):
+            message = (
+                f"{given!r:.80} is not a DispatchRoute. Make one: DispatchRoute(route_id, "
+                f"topic_pattern, message_category, dispatcher_id)."
+            )
+            raise ConfigurationError(message)
         with self._registering:
             self._require_open(f"route {route.route_id!r}")
             if route.route_id in self._routes:
@@ -307,9 +317,10 @@ class MessageDispatchEngine:
 def _function(dispatcher_id: str, dispatcher: Any) -> DispatchFunction:
     handle = getattr(dispatcher, "handle", None)
     function: DispatchFunction = dispatcher if handle is None else handle
-    if not callable(function):
+    if not callable(function) or isinstance(dispatcher, type):
+        given = dispatcher if isinstance(dispatcher, type) else type(dispatcher)
         message = (
-            f"Dispatcher {dispatcher_id!r} is {type(dispatcher).__name__}: it must be a function "
+            f"Dispatcher {dispatcher_id!r} is {given.__name__}: it must be a function "
             f"of an envelope, or an object with a method handle(envelope)."
         )
         raise HandlerSignatureError(message)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, cast, final
 
 from msgbus.routing.categories import MessageCategory
 from msgbus.routing.dispatch import DispatchRoute, DispatchStatus
 from msgbus.routing.dispatchers import DispatcherEntry
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.fanout import Step
+from msgbus.routing.inputs import not_a_category
 from msgbus.routing.metrics import DispatcherCounts
 from msgbus.routing.router import PatternRouter
 from msgbus.routing.topics import is_topic
@@ -142,7 +143,7 @@ def _categories(
     return named, envelope.category if envelope.category not in (None, named) else None
 
 
-def _fault(topic: object, envelope: object) -> Plan | None:
+def _fault(topic: object, envelope: EventEnvelope[Any] | object) -> Plan | None:
     if not isinstance(topic, str) or not is_topic(topic):
         text = f"{topic!r:.80} is not a topic: segments joined by dots, none of them empty."
         return _invalid(text, "INVALID_TOPIC")
@@ -151,6 +152,11 @@ def _fault(topic: object, envelope: object) -> Plan | None:
             f"{type(envelope).__name__} is not an EventEnvelope: wrap it, EventEnvelope(payload)."
         )
         return _invalid(text, "INVALID_ENVELOPE")
+    name, category = cast("object", envelope.message_type), cast("object", envelope.category)
+    if not isinstance(name, str):
+        return _invalid(f"message_type={name!r:.80} must be text.", "INVALID_ENVELOPE")
+    if category is not None and not isinstance(category, MessageCategory):
+        return _invalid(not_a_category(f"a {name}", category), "INVALID_ENVELOPE")
     return None
 
 

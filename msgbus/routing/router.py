@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, final
 from msgbus.errors import ConfigurationError
 from msgbus.routing.cache import TopicCache
 from msgbus.routing.index import Entry, RouteIndex
+from msgbus.routing.inputs import require_id, require_priority
 from msgbus.routing.routes import Route, by_priority
 from msgbus.routing.topics import TopicPattern
 
@@ -103,9 +104,12 @@ class PatternRouter:
 
         Raises:
             InvalidTopicError: It is not a pattern; the error shows the position of the fault.
-            ConfigurationError: The pattern treats case otherwise than the router.
+            ConfigurationError: The pattern treats case otherwise than the router, the id is
+                blank, or the priority is no whole number.
         """
         checked = self._checked(pattern)
+        require_id(f"The endpoint_id of the route {checked.pattern!r}", endpoint_id)
+        require_priority(f"the route {checked.pattern!r}", priority)
         with self._writing:
             version = self._snapshot.version + 1
             self._orders += 1
