@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any, Final, final
 
 import anyio
@@ -36,6 +37,11 @@ class AnswersLater:
 
 LATER: Final = AnswersLater()
 
+_delivering: Final[ContextVar[tuple[EndpointPool, ...]]] = ContextVar(
+    "msgbus_delivering", default=()
+)
+"""The pools in whose deliveries this code runs."""
+
 
 def size_of(payload: object) -> int:
     """How many bytes a payload has on the wire: as it is, or as JSON."""
@@ -63,7 +69,8 @@ class EndpointPool:
         timeout: Seconds that one delivery may take; `None` for no limit.
         failover_on: Errors that mean "out of reach"; running out of time is one of them.
         max_message_size: Bytes of the largest payload, as JSON unless it is text or bytes.
-        max_deliveries: Deliveries under way at once; more wait for their turn.
+        max_deliveries: Deliveries under way at once; more wait for their turn. What is
+            delivered inside a delivery, as by a worker that asks another, uses its place.
         clock: Where time comes from.
     """
 
@@ -107,14 +114,18 @@ class EndpointPool:
 
     async def deliver_checked(self, name: str, envelope: EventEnvelope[Any]) -> Any:
         """As `deliver`, of a message whose size has been checked."""
+        outer = _delivering.get()
+        if self in outer:
+            # Inside a delivery that has a place: to wait for another could be for ever.
+            return await self._deliver(name, envelope)
         if self._places is None:
             self._places = anyio.Semaphore(self.max_deliveries, fast_acquire=True)
         async with self._places:
-            # Asked for only now: while this waited for its turn, endpoints may have changed.
-            members = self.endpoints.members(name)
-            if not members:
-                raise MissingEndpointError(name)
-            return await self._deliver(name, members, envelope)
+            token = _delivering.set((*outer, self))
+            try:
+                return await self._deliver(name, envelope)
+            finally:
+                _delivering.reset(token)
 
     def check_size(self, envelope: EventEnvelope[Any]) -> None:
         """Raise if the payload is larger than may be delivered.
@@ -128,9 +139,11 @@ class EndpointPool:
                 envelope.message_type, size=size, max_size=self.max_message_size
             )
 
-    async def _deliver(
-        self, name: str, members: tuple[Endpoint, ...], envelope: EventEnvelope[Any]
-    ) -> Any:
+    async def _deliver(self, name: str, envelope: EventEnvelope[Any]) -> Any:
+        # Asked for only now: while this waited for its turn, endpoints may have changed.
+        members = self.endpoints.members(name)
+        if not members:
+            raise MissingEndpointError(name)
         failures: list[tuple[str, Exception]] = []
         reasons: dict[str, str] = {}
         for endpoint in self._balancer.order(members, envelope.key):

@@ -107,7 +107,8 @@ class MessageRouter:
         balancing: How the endpoints of a group share the work.
         timeout: Seconds that one delivery may take; `None` for no limit.
         max_message_size: Bytes of the largest payload.
-        max_deliveries: Deliveries under way at once.
+        max_deliveries: Deliveries under way at once, those not counted that are made inside
+            another.
         clock: Where time comes from.
     """
 
