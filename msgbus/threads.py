@@ -23,7 +23,7 @@ class ThreadPool:
     keeps its place until it ends, so that time-outs cannot pile up threads without bound.
     """
 
-    def __init__(self, max_threads: int) -> None:
+    def __init__(self, max_threads: float) -> None:
         self._max_threads = max_threads
         self._places: anyio.CapacityLimiter | None = None
         self._unbounded: anyio.CapacityLimiter | None = None

@@ -18,16 +18,21 @@ from msgbus.errors import (
     Refusal,
 )
 from msgbus.messages import Message
+from msgbus.resilience.policies import RetryAttempt, RetryConfig
+from msgbus.resilience.retry import Retry
 from msgbus.routing.balancing import Balancing, make_balancer
 from msgbus.routing.endpoints import Endpoint, EndpointRegistry
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.health import HealthMonitor, Passage
 from msgbus.runtime import LATE
+from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.timeouts import in_time
 
 MAX_MESSAGE_SIZE: Final = 1024 * 1024
 MAX_DELIVERIES: Final = 1000
+DELIVERY_TIMEOUT: Final = 10.0
+"""Seconds that a delivery may take: a third of what a request waits for its answer."""
 
 
 @final
@@ -60,13 +65,15 @@ class EndpointPool:
 
     A delivery that fails because its endpoint is out of reach goes to the next endpoint,
     which may mean that two of them have seen the message: delivery is at least once. Other
-    errors are the endpoint's answer and go to the caller. It belongs to one event loop.
+    errors are the endpoint's answer: they go to the caller, and do not count against the
+    endpoint. It belongs to one event loop.
 
     Args:
         endpoints: Whom to deliver to.
         monitor: Knows who is well; one that only judges deliveries if not given.
         balancing: `round_robin`, `least_in_flight`, `weighted`, `by_key`, or a `Balancer`.
-        timeout: Seconds that one delivery may take; `None` for no limit.
+        timeout: Seconds that one delivery may take, with all its retries; `None` for no limit.
+            Less than a request waits for its answer, so that another endpoint can be asked.
         failover_on: Errors that mean "out of reach"; running out of time is one of them.
         max_message_size: Bytes of the largest payload, as JSON unless it is text or bytes.
         max_deliveries: Deliveries under way at once; more wait for their turn. What is
@@ -80,7 +87,7 @@ class EndpointPool:
         *,
         monitor: HealthMonitor | None = None,
         balancing: Balancing = "round_robin",
-        timeout: float | None = 30.0,
+        timeout: float | None = DELIVERY_TIMEOUT,
         failover_on: tuple[type[Exception], ...] = (OSError,),
         max_message_size: int = MAX_MESSAGE_SIZE,
         max_deliveries: int = MAX_DELIVERIES,
@@ -94,7 +101,7 @@ class EndpointPool:
         self.monitor = HealthMonitor(endpoints, clock=self._clock) if monitor is None else monitor
         self._balancer = make_balancer(balancing)
         self._timeout = timeout
-        self._failover_on = failover_on
+        self._failover_on = (*failover_on, TimeoutError)
         self.max_message_size = max_message_size
         self.max_deliveries = max_deliveries
         self._places: anyio.Semaphore | None = None
@@ -112,18 +119,24 @@ class EndpointPool:
         self.check_size(envelope)
         return await self.deliver_checked(name, envelope)
 
-    async def deliver_checked(self, name: str, envelope: EventEnvelope[Any]) -> Any:
-        """As `deliver`, of a message whose size has been checked."""
+    async def deliver_checked(
+        self, name: str, envelope: EventEnvelope[Any], cut: list[Passage] | None = None
+    ) -> Any:
+        """As `deliver`, of a message whose size has been checked.
+
+        With `cut`, the passage of a delivery that is cancelled is left open and put there: the
+        caller knows whether its own time had run out, and must end it.
+        """
         outer = _delivering.get()
         if self in outer:
             # Inside a delivery that has a place: to wait for another could be for ever.
-            return await self._deliver(name, envelope)
+            return await self._deliver(name, envelope, cut)
         if self._places is None:
             self._places = anyio.Semaphore(self.max_deliveries, fast_acquire=True)
         async with self._places:
             token = _delivering.set((*outer, self))
             try:
-                return await self._deliver(name, envelope)
+                return await self._deliver(name, envelope, cut)
             finally:
                 _delivering.reset(token)
 
@@ -139,7 +152,9 @@ class EndpointPool:
                 envelope.message_type, size=size, max_size=self.max_message_size
             )
 
-    async def _deliver(self, name: str, envelope: EventEnvelope[Any]) -> Any:
+    async def _deliver(
+        self, name: str, envelope: EventEnvelope[Any], cut: list[Passage] | None
+    ) -> Any:
         # Asked for only now: while this waited for its turn, endpoints may have changed.
         members = self.endpoints.members(name)
         if not members:
@@ -153,9 +168,9 @@ class EndpointPool:
                 continue
             self._balancer.took(endpoint, members)
             try:
-                return await self._send(endpoint, passage, envelope)
-            except self._failover_on as error:
-                if isinstance(error, Refusal):
+                return await self._send(endpoint, passage, envelope, cut)
+            except Exception as error:
+                if not self._is_out_of_reach(error):
                     raise
                 failures.append((endpoint.endpoint_id, error))
         if failures:
@@ -164,32 +179,111 @@ class EndpointPool:
         retry_after = min(self.monitor.retry_after(endpoint) for endpoint in members)
         raise NoHealthyEndpointError(name, reasons=reasons, retry_after=retry_after)
 
+    def _is_out_of_reach(self, error: Exception) -> bool:
+        return isinstance(error, self._failover_on) and not isinstance(error, Refusal)
+
     async def _send(
-        self, endpoint: Endpoint, passage: Passage, envelope: EventEnvelope[Any]
+        self,
+        endpoint: Endpoint,
+        passage: Passage,
+        envelope: EventEnvelope[Any],
+        cut: list[Passage] | None,
+    ) -> Any:
+        """Deliver to one endpoint, as often as its retries say."""
+        until = None if self._timeout is None else self._clock.now() + self._timeout
+        try:
+            return await self._try(endpoint, passage, envelope, until, cut)
+        except Exception as error:
+            if endpoint.retry is None:
+                raise
+            failure = error
+        retry = Retry(endpoint.retry, self._clock)
+        state = retry.begin()
+        attempt = 1
+        while True:
+            verdict = retry.judge(state, failure, attempt, until)
+            if verdict.pause is None or not self._is_for_retry(endpoint.retry, failure):
+                raise failure
+            failed = RetryAttempt(envelope, endpoint.endpoint_id, attempt, failure, verdict.pause)
+            _announce(endpoint.retry, failed)
+            await self._clock.sleep(verdict.pause)
+            again = self.monitor.admit(endpoint)
+            if isinstance(again, str):  # its circuit has opened, or it is unwell
+                raise failure
+            attempt += 1
+            try:
+                return await self._try(endpoint, again, envelope, until, cut)
+            except Exception as error:
+                failure = error
+
+    def _is_for_retry(self, retry: RetryConfig, error: Exception) -> bool:
+        """Whether to ask again makes sense: for an answer only if the config names errors."""
+        names_errors = not retry.model_fields_set.isdisjoint({"retry_on", "retry"})
+        return names_errors or self._is_out_of_reach(error)
+
+    async def _try(
+        self,
+        endpoint: Endpoint,
+        passage: Passage,
+        envelope: EventEnvelope[Any],
+        until: float | None,
+        cut: list[Passage] | None,
     ) -> Any:
         try:
-            if self._timeout is None:
-                answer = await endpoint.send(envelope)
+            if until is None:
+                answer = await endpoint.deliver(envelope)
             else:
-                answer = await self._send_in_time(endpoint, envelope, self._timeout)
+                answer = await self._try_in_time(endpoint, envelope, until)
         except Exception as error:
-            await passage.failed(error)
+            if self._is_out_of_reach(error):
+                await passage.failed(error)
+            else:
+                await passage.answered(error)
             raise
         except BaseException:
-            passage.cancelled()
+            if cut is None:
+                passage.cancelled()
+            else:
+                cut.append(passage)
             raise
         await passage.succeeded()
         return LATER if endpoint.answers_later else answer
 
-    async def _send_in_time(
-        self, endpoint: Endpoint, envelope: EventEnvelope[Any], seconds: float
+    async def _try_in_time(
+        self, endpoint: Endpoint, envelope: EventEnvelope[Any], until: float
     ) -> Any:
-
-        async def send() -> Any:
-            return await endpoint.send(envelope)
-
-        answer = await in_time(send(), seconds, self._clock)
+        seconds = max(until - self._clock.now(), 0.0)
+        answer = await in_time(endpoint.deliver(envelope), seconds, self._clock)
         if answer is not LATE:
             return answer
-        message = f"{endpoint.endpoint_id} did not take the message within {seconds:g} s."
+        message = f"{endpoint.endpoint_id} did not take the message within {self._timeout:g} s."
         raise TimeoutError(message)
+
+    async def blame(self, cut: list[Passage], seconds: float) -> None:
+        """The requester's time, so many seconds, is over: count that against who had most of it.
+
+        An endpoint that was asked in the last moment, as others had taken the time, is not
+        blamed.
+        """
+        enough = seconds / 2 if self._timeout is None else min(seconds / 2, self._timeout)
+        for passage in cut:
+            if self._clock.now() - passage.began >= enough:
+                await passage.failed(TimeoutError(f"no answer within {seconds:g} s"))
+
+
+def _announce(retry: RetryConfig, attempt: RetryAttempt) -> None:
+    envelope: EventEnvelope[Any] = attempt.message
+    log.warning(
+        "delivery_retried",
+        endpoint=attempt.handler,
+        message_type=envelope.message_type,
+        message_id=envelope.envelope_id,
+        attempt=attempt.attempt,
+        delay=attempt.delay,
+        error=redact_exception(attempt.error),
+    )
+    if retry.on_retry is not None:
+        try:
+            retry.on_retry(attempt)
+        except Exception as error:  # a broken hook must not break the retry
+            log.error("retry_hook_failed", handler=attempt.handler, error=redact_exception(error))

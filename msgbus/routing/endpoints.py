@@ -8,15 +8,17 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, final
 
 from msgbus.errors import ConfigurationError
+from msgbus.resilience.policies import RetryConfig
+from msgbus.routing.calls import Callee
 from msgbus.routing.dispatchers import duplicate
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.inputs import require_id
 from msgbus.routing.topics import TopicPattern
 
-Deliver: TypeAlias = Callable[[EventEnvelope[Any]], Awaitable[Any]]
+Deliver: TypeAlias = Callable[[EventEnvelope[Any]], Awaitable[Any] | Any]
 """Brings a message to its endpoint; what it gives is the answer to a request."""
 
-Check: TypeAlias = Callable[[], Awaitable[object]]
+Check: TypeAlias = Callable[[], Awaitable[object] | object]
 """A health check: well unless it raises, gives `False` or takes too long."""
 
 
@@ -26,14 +28,19 @@ class Endpoint:
 
     Args:
         endpoint_id: Its id, unique in a registry.
-        send: Brings a message there. Its value answers a request.
+        send: Brings a message there. Its value answers a request. A sync function runs in a
+            thread.
         group: A name that several endpoints share; a route may lead to it.
         topics: Patterns of the topics it serves, for those who look for one.
         tags: Words and values to find it by, as `{"zone": "north"}`.
         weight: How much it can take, beside others of its group.
-        check: Whether it is well, for the `HealthMonitor`.
+        check: Whether it is well, for the `HealthMonitor`. A sync function runs in a thread.
         answers_later: Whether the answer to a request comes as a message of its own,
             rather than as the value of `send`.
+        retry: How often a delivery that failed is tried again before another endpoint is
+            asked, within the time that a delivery may take. An error that is the endpoint's
+            answer is tried again only if `retry_on` or `retry` says so.
+        max_threads: How many calls of a sync `send` run at once.
 
     Raises:
         ConfigurationError: A setting is wrong.
@@ -51,13 +58,19 @@ class Endpoint:
         weight: int = 1,
         check: Check | None = None,
         answers_later: bool = False,
+        retry: RetryConfig | None = None,
+        max_threads: int = 40,
     ) -> None:
         require_id("An endpoint's id", endpoint_id)
         if group is not None:
             require_id(f"The group of endpoint {endpoint_id!r}", group)
-        if weight < 1:
-            message = f"weight={weight} of endpoint {endpoint_id!r} must be at least 1."
-            raise ConfigurationError(message)
+        for option, number in (("weight", weight), ("max_threads", max_threads)):
+            if number < 1:
+                message = f"{option}={number} of endpoint {endpoint_id!r} must be at least 1."
+                raise ConfigurationError(message)
+        _require_callable(endpoint_id, "send", send)
+        if check is not None:
+            _require_callable(endpoint_id, "check", check)
         self.endpoint_id = endpoint_id
         self.send = send
         self.group = group
@@ -66,6 +79,12 @@ class Endpoint:
         self.weight = weight
         self.check = check
         self.answers_later = answers_later
+        self.retry = retry
+        self.deliver = Callee(send, max_threads)
+        """`send`, to be awaited whether it is sync or not."""
+        # One thread: a check that hangs is not begun again beside itself.
+        self.ask_health = None if check is None else Callee(check, 1)
+        """`check`, to be awaited whether it is sync or not."""
         self.in_flight = 0
         """Deliveries under way."""
         self.delivered = 0
@@ -84,6 +103,12 @@ class Endpoint:
     def __repr__(self) -> str:
         group = f" of {self.group}" if self.group else ""
         return f"<Endpoint {self.endpoint_id}{group}, {self.in_flight} in flight>"
+
+
+def _require_callable(endpoint_id: str, option: str, given: object) -> None:
+    if not callable(given):
+        message = f"{option}={given!r:.80} of endpoint {endpoint_id!r} must be a function."
+        raise ConfigurationError(message)
 
 
 @final

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 from msgbus.clock import Clock, SystemClock
 from msgbus.errors import (
@@ -316,15 +316,16 @@ class MessageDispatchEngine:
 
 def _function(dispatcher_id: str, dispatcher: Any) -> DispatchFunction:
     handle = getattr(dispatcher, "handle", None)
-    function: DispatchFunction = dispatcher if handle is None else handle
-    if not callable(function) or isinstance(dispatcher, type):
-        given = dispatcher if isinstance(dispatcher, type) else type(dispatcher)
+    function: Any = dispatcher if handle is None else handle
+    is_class = isinstance(dispatcher, type)  # not an instance of it: `handle` has no `self`
+    if is_class or not callable(function):
+        given: type = dispatcher if is_class else type(dispatcher)
         message = (
             f"Dispatcher {dispatcher_id!r} is {given.__name__}: it must be a function "
             f"of an envelope, or an object with a method handle(envelope)."
         )
         raise HandlerSignatureError(message)
-    return function
+    return cast("DispatchFunction", function)
 
 
 def _empty(plan: Plan, topic: str, envelope: Any, at: float) -> DispatchResult:

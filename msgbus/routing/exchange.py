@@ -16,12 +16,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast, final
 
 from msgbus.clock import Clock, SystemClock
-from msgbus.errors import NoRouteError, RoutingError
+from msgbus.errors import NoRouteError, RequestTimeoutError, RoutingError
 from msgbus.routing.balancing import Balancing
-from msgbus.routing.delivery import LATER, MAX_DELIVERIES, MAX_MESSAGE_SIZE, EndpointPool
+from msgbus.routing.delivery import (
+    DELIVERY_TIMEOUT,
+    LATER,
+    MAX_DELIVERIES,
+    MAX_MESSAGE_SIZE,
+    EndpointPool,
+)
 from msgbus.routing.endpoints import EndpointRegistry
 from msgbus.routing.envelope import EventEnvelope, MessageKind, new_id
-from msgbus.routing.health import HealthMonitor
+from msgbus.routing.health import HealthMonitor, Passage
 from msgbus.routing.onward import OutputPublisher, refusal_of
 from msgbus.routing.requests import CorrelationManager
 from msgbus.routing.router import PatternRouter
@@ -105,7 +111,8 @@ class MessageRouter:
         publish: Where events go beside the routes: a callable `(topic, envelope)`, such as
             `publish_on(bus)`.
         balancing: How the endpoints of a group share the work.
-        timeout: Seconds that one delivery may take; `None` for no limit.
+        timeout: Seconds that one delivery may take; `None` for no limit. Less than a request
+            waits, so that another endpoint can be asked in its time.
         max_message_size: Bytes of the largest payload.
         max_deliveries: Deliveries under way at once, those not counted that are made inside
             another.
@@ -121,7 +128,7 @@ class MessageRouter:
         monitor: HealthMonitor | None = None,
         publish: OutputPublisher | None = None,
         balancing: Balancing = "round_robin",
-        timeout: float | None = 30.0,
+        timeout: float | None = DELIVERY_TIMEOUT,
         max_message_size: int = MAX_MESSAGE_SIZE,
         max_deliveries: int = MAX_DELIVERIES,
         clock: Clock | None = None,
@@ -204,20 +211,29 @@ class MessageRouter:
         if route is None:
             raise NoRouteError(topic)
 
+        cut: list[Passage] = []
+
         async def send(request_id: str) -> None:
             asked = envelope
             if envelope.correlation_id is None:
                 asked = replace(envelope, correlation_id=request_id)
-            answer = await self.pool.deliver_checked(route.endpoint_id, asked)
+            answer = await self.pool.deliver_checked(route.endpoint_id, asked, cut)
             if answer is not LATER:
                 self.correlations.reply(request_id, answer)
 
-        reply = await self.correlations.request(
-            send,
-            correlation_id=envelope.correlation_id,
-            timeout=timeout,
-            what=f"{envelope.message_type} to {topic!r}",
-        )
+        try:
+            reply = await self.correlations.request(
+                send,
+                correlation_id=envelope.correlation_id,
+                timeout=timeout,
+                what=f"{envelope.message_type} to {topic!r}",
+            )
+        except RequestTimeoutError as error:
+            await self.pool.blame(cut, error.seconds)
+            raise
+        finally:
+            for passage in cut:
+                passage.cancelled()
         return RoutingReport(envelope.kind, topic, (Delivered(route.endpoint_id),), reply)
 
     async def _respond(self, envelope: EventEnvelope[Any]) -> RoutingReport:

@@ -100,41 +100,68 @@ class _Watch:
 
 @final
 class Passage:
-    """Leave for one delivery, to be ended in one of three ways."""
+    """Leave for one delivery, to be ended in one of four ways; a second ending does nothing."""
 
-    __slots__ = ("_monitor", "_permit", "_watch")
+    __slots__ = ("_is_over", "_monitor", "_permit", "_watch", "began")
 
     def __init__(self, monitor: HealthMonitor, watch: _Watch, permit: Permit) -> None:
         self._monitor = monitor
         self._watch = watch
         self._permit = permit
+        self._is_over = False
+        self.began = monitor.clock.now()
         endpoint = watch.endpoint
         if endpoint.in_flight == 0:
-            watch.busy_since = monitor.clock.now()
+            watch.busy_since = self.began
         endpoint.in_flight += 1
 
     async def succeeded(self) -> None:
         """The delivery succeeded: the endpoint is making progress."""
-        self._watch.endpoint.in_flight -= 1
-        self._watch.endpoint.delivered += 1
-        self._watch.last_progress = self._watch.busy_since = self._monitor.clock.now()
-        self._permit.success()
-        await self._monitor.assess(self._watch)
+        if self._end():
+            self._watch.endpoint.delivered += 1
+            self._made_progress()
+            self._permit.success()
+            await self._monitor.assess(self._watch)
 
-    async def failed(self, error: BaseException) -> None:
-        """The delivery failed."""
+    async def answered(self, error: Exception) -> None:
+        """The endpoint raised an error that is its answer, and so is up.
+
+        Unless the breaker was told what to ignore: then that decides.
+        """
+        if self._monitor.judges_answers:
+            await self.failed(error)
+        elif self._end():
+            self._watch.endpoint.failed += 1
+            self._made_progress()
+            self._permit.success()
+            await self._monitor.assess(self._watch)
+
+    async def failed(self, error: Exception) -> None:
+        """The delivery failed: the endpoint is out of reach, or took too long."""
+        if not self._end():
+            return
         watch = self._watch
-        watch.endpoint.in_flight -= 1
         watch.endpoint.failed += 1
-        if not watch.breaker.counts(error):  # "no" is an answer too
-            watch.last_progress = watch.busy_since = self._monitor.clock.now()
+        if not watch.breaker.counts(error):
+            self._made_progress()
         self._permit.failure(error)
         await self._monitor.assess(watch, error)
 
     def cancelled(self) -> None:
         """The delivery was cancelled, which says nothing about the endpoint."""
+        if self._end():
+            self._permit.release()
+
+    def _end(self) -> bool:
+        """Whether this is its first ending."""
+        if self._is_over:
+            return False
+        self._is_over = True
         self._watch.endpoint.in_flight -= 1
-        self._permit.release()
+        return True
+
+    def _made_progress(self) -> None:
+        self._watch.last_progress = self._watch.busy_since = self._monitor.clock.now()
 
 
 @final
@@ -158,6 +185,8 @@ class HealthMonitor:
         failed_checks: So many in a row put an endpoint out of order.
         stall_after: Seconds without a finished delivery that put a busy endpoint out of order.
         breaker: When failing deliveries do, and for how long; one breaker for each endpoint.
+            Without an `ignore` of its own only deliveries count that did not reach their
+            endpoint, or took too long; other errors are answers.
         on_event: Hears `EndpointUnhealthyEvent` and `EndpointRecoveredEvent`.
         clock: Where time comes from.
         chance: Gives numbers from 0 to 1, for the jitter.
@@ -193,7 +222,11 @@ class HealthMonitor:
         self._jitter = jitter
         self._failed_checks = failed_checks
         self._stall_after = stall_after
-        self._breaker = breaker or CircuitBreakerConfig()
+        config = breaker or CircuitBreakerConfig()
+        self.judges_answers = "ignore" in config.model_fields_set
+        """Whether errors that are an endpoint's answer may count against it."""
+        # What is out of reach is the pool's to say, and counts whatever its type.
+        self._breaker = config if self.judges_answers else config.model_copy(update={"ignore": ()})
         self._on_event = on_event
         self._chance = chance
         self._watches: dict[str, _Watch] = {}
@@ -337,8 +370,8 @@ class HealthMonitor:
         if delay:
             await self.clock.sleep(delay)
         watch = self._watch(endpoint)
-        if endpoint.check is not None:
-            trouble = await self._trouble(endpoint.check)
+        if endpoint.ask_health is not None:
+            trouble = await self._trouble(endpoint.ask_health)
             if trouble is None:
                 watch.failed_checks = 0
                 watch.last_progress = self.clock.now()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from msgbus import Command, MessageBus
@@ -102,7 +103,7 @@ async def test_a_request_by_way_of_a_bus_is_nested_too() -> None:
 
         @bus.handles(Count)
         async def count(command: Count) -> int:
-            return await router.request("shop.shelf", command.shelf, timeout=5)
+            return int(await router.request("shop.shelf", command.shelf, timeout=5))
 
         async def ask_the_bus(envelope: EventEnvelope[Any]) -> int:
             return await bus.request(Count(shelf=envelope.payload))
