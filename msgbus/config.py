@@ -68,6 +68,9 @@ class BusConfig(BaseModel):
     histogram_every: int = Field(default=1, ge=1)
     """Take the duration of every n-th call into the histogram; counts stay exact."""
 
+    slow_publish: float | None = Field(default=None, gt=0)
+    """Warn of each `publish` that takes longer, waiting included, such as `1e-3`; it costs time."""
+
     record: Literal["all", "failures", "messages"] = "all"
     """What a journal gets beside events: commands, and all deliveries, failed ones, or none."""
 

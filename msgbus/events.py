@@ -43,7 +43,9 @@ class EventSide:
     def _open_event_side(self) -> None:
         # Shortcut for the hot path.
         self._events: dict[type, EventPlan] = self._core.events
-        self._filters: list[FilterLike] = []
+        # Where each publish is timed, all of them take the long way.
+        is_timed = self._core.config.slow_publish is not None
+        self._filters: list[FilterLike] = [_pass_all] if is_timed else []
         self._schedule = Schedule(self._core.clock, self._publish_due)
 
     async def publish(  # noqa: C901, PLR0911, PLR0912 (the hot path, in one piece)
@@ -187,6 +189,27 @@ class EventSide:
         return self._core.event_plan(type(event), session, meta.topic)
 
     async def _filter_and_admit(
+        self, event: Event, plan: EventPlan, outer: Frame | None
+    ) -> PublishReceipt:
+        limit = self._core.config.slow_publish
+        if limit is None:
+            return await self._filter_then_admit(event, plan, outer)
+        began = self._core.clock.now()
+        try:
+            return await self._filter_then_admit(event, plan, outer)
+        finally:
+            seconds = self._core.clock.now() - began
+            if seconds > limit:
+                log.warning(
+                    "slow_publish",
+                    bus=self._core.config.name,
+                    message_type=type(event).__name__,
+                    message_id=metadata_of(event).message_id,
+                    seconds=seconds,
+                    limit=limit,
+                )
+
+    async def _filter_then_admit(
         self, event: Event, plan: EventPlan, outer: Frame | None
     ) -> PublishReceipt:
         refused = await self.ask_filters(event, plan)
@@ -339,6 +362,10 @@ def _check_many(events: object, chunk: int) -> None:
         # A model is iterable, over its fields: without this it would publish nothing.
         message = f"publish_many takes many events; publish one {type(events).__name__} with "
         raise WrongMessageTypeError(message + "bus.publish(event).")
+
+
+def _pass_all(event: Event) -> bool:  # noqa: ARG001
+    return True
 
 
 def _take_none(event: Event, summary: PublishSummary) -> bool:  # noqa: ARG001

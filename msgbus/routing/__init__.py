@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from msgbus.routing.endpoints import Endpoint, EndpointRegistry
     from msgbus.routing.engine import MessageDispatchEngine
     from msgbus.routing.envelope import EventEnvelope, MessageKind
-    from msgbus.routing.exchange import Delivered, MessageRouter, RoutingReport
+    from msgbus.routing.exchange import Delivered, MessageRouter, RouterMetrics, RoutingReport
     from msgbus.routing.explain import Explanation, RouteMatch
     from msgbus.routing.health import (
         EndpointHealth,
@@ -73,6 +73,7 @@ __all__ = [
     "RoundRobin",
     "Route",
     "RouteMatch",
+    "RouterMetrics",
     "RoutingReport",
     "TopicPattern",
     "Weighted",
@@ -119,6 +120,7 @@ _MODULES = {
     "RoundRobin": "balancing",
     "Route": "routes",
     "RouteMatch": "explain",
+    "RouterMetrics": "exchange",
     "RoutingReport": "exchange",
     "TopicPattern": "topics",
     "Weighted": "balancing",

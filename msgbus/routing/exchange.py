@@ -16,7 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast, final
 
 from msgbus.clock import Clock, SystemClock
-from msgbus.errors import NoRouteError, RequestTimeoutError, RoutingError
+from msgbus.errors import (
+    ConfigurationError,
+    NoRouteError,
+    RequestTimeoutError,
+    RoutingError,
+)
 from msgbus.routing.balancing import Balancing
 from msgbus.routing.delivery import (
     DELIVERY_TIMEOUT,
@@ -33,7 +38,9 @@ from msgbus.routing.requests import CorrelationManager
 from msgbus.routing.router import PatternRouter
 from msgbus.routing.topics import check_topic
 from msgbus.runtime import run_together
+from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.stats import Durations, DurationStats
 
 PUBLISHED: Final = "publish"
 """Stands for `publish=` among the deliveries of an event."""
@@ -91,6 +98,24 @@ class RoutingReport:
 
 
 @final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterMetrics(DurationStats):
+    """What a router has routed, at one moment; the durations are those of finding the way.
+
+    Responses are not among them: they go to the request that waits, not by a topic.
+    """
+
+    routed: int
+    """Messages that led somewhere: to a route, or to `publish`."""
+
+    unroutable: int
+    """Messages that led nowhere."""
+
+    routes: int
+    """Endpoints and groups that messages led to."""
+
+
+@final
 class MessageRouter:
     """Brings envelopes to endpoints, and answers back to those who asked.
 
@@ -116,7 +141,12 @@ class MessageRouter:
         max_message_size: Bytes of the largest payload.
         max_deliveries: Deliveries under way at once, those not counted that are made inside
             another.
+        slow_route: Warn, as `slow_route`, when finding the way of a message takes longer; off
+            unless given, such as `100e-6`.
         clock: Where time comes from.
+
+    Raises:
+        ConfigurationError: A number makes no sense.
     """
 
     def __init__(
@@ -131,6 +161,7 @@ class MessageRouter:
         timeout: float | None = DELIVERY_TIMEOUT,
         max_message_size: int = MAX_MESSAGE_SIZE,
         max_deliveries: int = MAX_DELIVERIES,
+        slow_route: float | None = None,
         clock: Clock | None = None,
     ) -> None:
         time: Clock = SystemClock() if clock is None else clock
@@ -138,6 +169,15 @@ class MessageRouter:
         self.endpoints = EndpointRegistry() if endpoints is None else endpoints
         self.correlations = CorrelationManager(clock=time) if correlations is None else correlations
         self._publish = publish
+        if slow_route is not None and not slow_route > 0:
+            message = f"slow_route={slow_route} must be a number of seconds above 0, or None."
+            raise ConfigurationError(message)
+        self._clock = time
+        self._slow_route = slow_route
+        self._durations = Durations()
+        self._routed = 0
+        self._unroutable = 0
+        self._routes_taken = 0
         self.pool = EndpointPool(
             self.endpoints,
             monitor=monitor,
@@ -207,7 +247,9 @@ class MessageRouter:
     async def _ask(
         self, topic: str, envelope: EventEnvelope[Any], timeout: float | None
     ) -> RoutingReport:
+        began = self._clock.now()
         route = self.routes.find_route(topic)
+        self._count(topic, began, 0 if route is None else 1)
         if route is None:
             raise NoRouteError(topic)
 
@@ -261,7 +303,8 @@ class MessageRouter:
         return await self._deliver_to_all(names, topic, envelope)
 
     async def _publish_event(self, topic: str, envelope: EventEnvelope[Any]) -> RoutingReport:
-        report = await self._deliver_to_all(self._names(topic), topic, envelope)
+        names = self._names(topic, is_published=self._publish is not None)
+        report = await self._deliver_to_all(names, topic, envelope)
         if self._publish is None:
             return report
         try:
@@ -273,10 +316,40 @@ class MessageRouter:
             published = Delivered(PUBLISHED, redact_exception(error), error)
         return replace(report, deliveries=(*report.deliveries, published))
 
-    def _names(self, topic: str) -> list[str]:
+    def _names(self, topic: str, *, is_published: bool = False) -> list[str]:
         """Where a topic leads: each name once, in order of priority."""
-        return list(
+        began = self._clock.now()
+        names = list(
             dict.fromkeys(route.endpoint_id for route in self.routes.find_all_routes(topic))
+        )
+        self._count(topic, began, len(names), is_published=is_published)
+        return names
+
+    def _count(self, topic: str, began: float, found: int, *, is_published: bool = False) -> None:
+        """Take into account that the way of one message was looked for."""
+        seconds = self._clock.now() - began
+        durations = self._durations
+        durations.recent.append(seconds)
+        if len(durations.recent) >= durations.FOLD_AT:
+            durations.fold()
+        self._routes_taken += found
+        if found or is_published:
+            self._routed += 1
+        else:
+            self._unroutable += 1
+        limit = self._slow_route
+        if limit is not None and seconds > limit:
+            log.warning("slow_route", topic=topic, seconds=seconds, limit=limit)
+
+    def metrics(self) -> RouterMetrics:
+        """What it has routed, and how long it took to find the way."""
+        _, seconds, buckets = self._durations.read()
+        return RouterMetrics(
+            routed=self._routed,
+            unroutable=self._unroutable,
+            routes=self._routes_taken,
+            seconds=seconds,
+            buckets=tuple(buckets),
         )
 
     async def _deliver_to_all(
