@@ -174,8 +174,15 @@ class BoundedEventQueue:
 
     @property
     def is_backpressured(self) -> bool:
-        """Whether publishers are waiting or being slowed."""
-        return bool(self.waiting) or (self.pace is not None and self.pace.is_slowing)
+        """Whether its strategy acts.
+
+        Publishers wait or are slowed, or it is full and drops or refuses, or handlers have
+        filled it beyond its bound.
+        """
+        if self.waiting or (self.pace is not None and self.pace.is_slowing):
+            return True
+        room = self.max_size - len(self.items)
+        return room < 0 or (room == 0 and self.strategy not in WAITING_STRATEGIES)
 
     def push(self, item: Event | Gated) -> None:
         """Take one item, room or not, and see that somebody works on it."""

@@ -27,6 +27,7 @@ def snapshot(core: BusCore, *, scheduled: int) -> BusStats:
     return BusStats(
         name=core.config.name,
         state=core.phase.value,
+        timestamp=core.clock.time(),
         commands=_commands(core),
         handlers=_handlers(core),
         events={

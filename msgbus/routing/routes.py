@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import final
 
 from msgbus.routing.topics import PatternKind, TopicPattern
@@ -21,6 +22,8 @@ class Route:
     """Higher comes first."""
     order: int
     """Counts registrations of its router; among equal priorities the lower comes first."""
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """When it was registered, in UTC."""
 
     @property
     def pattern(self) -> str:

@@ -52,7 +52,10 @@ _LANE_COUNTERS: Final[Rows] = {
 }
 _LANE_GAUGES: Final[Rows] = {"queue_size": ("queued", "Events that wait for the handler.")}
 _LANE_FLAGS: Final[Rows] = {
-    "backpressure_active": ("backpressure", "1 while the handler holds up its publishers."),
+    "backpressure_active": (
+        "backpressure",
+        "1 while the handler's queue makes publishers wait, slows them, refuses or drops.",
+    ),
 }
 _COMMAND_COUNTERS: Final[Rows] = {
     "commands_sent": ("sent", "Commands given to the handler."),

@@ -257,7 +257,7 @@ class EventHandlerStats(DurationStats):
     queued: int
     running: int
     backpressure: bool
-    """Whether publishers are waiting or being slowed for this handler."""
+    """Whether the strategy of its queue acts: it makes wait, slows, refuses or drops."""
 
     @property
     def pending(self) -> int:
@@ -292,6 +292,9 @@ class BusStats:
 
     name: str
     state: str
+    timestamp: float = 0.0
+    """When these were read, by the bus's clock: seconds since the epoch."""
+
     commands: Mapping[str, CommandHandlerStats]
     """By handler name; handlers of one name in several sessions are counted together."""
 
@@ -325,10 +328,16 @@ class BusStats:
         return sum(int(getattr(stats, counter)) for stats in self.handlers.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready data, with percentiles worked out."""
+        """The same as JSON-ready data, with percentiles worked out.
+
+        `bucket_bounds` are the upper bounds of all `buckets`, in seconds; a last bucket takes
+        the rest.
+        """
         return {
             "bus": self.name,
             "state": self.state,
+            "timestamp": self.timestamp,
+            "bucket_bounds": list(BOUNDS),
             "commands": {name: _plain(stats) for name, stats in self.commands.items()},
             "handlers": {name: _plain(stats) for name, stats in self.handlers.items()},
             "events": {name: _plain(stats) for name, stats in self.events.items()},

@@ -17,6 +17,7 @@ from msgbus import (
     PublishStatus,
     PublishSummary,
 )
+from msgbus.telemetry.prometheus import expose
 from tests.fakes import (
     FullLane,
     OrderPlaced,
@@ -275,3 +276,60 @@ async def test_receipts_agree_with_the_counters(strategy: BackpressureStrategy) 
     assert len(handler.numbers) == stats.handled == summary.accepted - summary.dropped
     assert handler.numbers == sorted(handler.numbers)
     conserves(bus)
+
+
+# -- the gauge ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [REJECT_NEW, DROP_OLDEST])
+async def test_a_queue_that_refuses_or_drops_is_under_pressure_while_it_is_full(
+    strategy: BackpressureStrategy,
+) -> None:
+    """Point 13: `backpressure_active` was 0 while events were refused and dropped."""
+    lane = FullLane(2, strategy)
+
+    async with lane.bus:
+        await lane.bus.publish(OrderPlaced(number=0))
+        await lane.slow.started.wait()
+        assert not lane.handler.backpressure
+        await lane.bus.publish(OrderPlaced(number=1))
+        assert not lane.handler.backpressure
+        await lane.bus.publish(OrderPlaced(number=2))
+        await lane.bus.publish(OrderPlaced(number=3))
+
+        assert lane.handler.backpressure
+        assert gauge(lane.bus) == 1.0
+        await lane.finish()
+
+    assert not lane.handler.backpressure
+    assert gauge(lane.bus) == 0.0
+
+
+async def test_a_queue_that_handlers_have_filled_beyond_its_bound_is_under_pressure() -> None:
+    """Point 13."""
+    lane = FullLane(1)
+    bus = lane.bus
+
+    @bus.on(Restock)
+    async def restock(event: Restock) -> None:
+        for number in range(5):
+            await bus.publish(OrderPlaced(number=number))
+
+    async with bus:
+        await bus.publish(Restock())
+        await lane.slow.started.wait()
+        assert lane.handler.queued == 4
+        assert lane.handler.backpressure
+        await lane.finish()
+
+    assert not lane.handler.backpressure
+
+
+class Restock(Event):
+    pass
+
+
+def gauge(bus: MessageBus) -> float:
+    lines = [line for line in expose(bus).splitlines() if line.startswith("msgbus_backpressure")]
+    [value] = [float(line.split()[-1]) for line in lines if 'handler="slow"' in line]
+    return value

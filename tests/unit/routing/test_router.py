@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
@@ -379,3 +380,13 @@ def test_a_router_shows_how_many_routes_it_has() -> None:
     router.register_route("a", "x")
 
     assert repr(router) == "<PatternRouter of 1 routes>"
+
+
+def test_a_route_knows_when_it_was_registered() -> None:
+    """Point 13."""
+    before = datetime.now(UTC)
+
+    route = PatternRouter().register_route("shop.**", "stock")
+
+    assert before <= route.created_at <= datetime.now(UTC)
+    assert route.created_at.tzinfo is UTC

@@ -293,3 +293,20 @@ async def test_a_snapshot_does_not_change_afterwards() -> None:
 
     assert before.commands["ignore"].sent == 1
     assert bus.stats().commands["ignore"].sent == 2
+
+
+async def test_the_json_says_when_it_was_taken_and_where_the_buckets_end() -> None:
+    """Point 13."""
+    clock = VirtualClock(start=1_700_000_000.0)
+    bus = MessageBus(clock=clock)
+    bus.register_command_handler(PlaceOrder, ignore)
+
+    async with bus:
+        await bus.execute(PlaceOrder())
+        await clock.advance(2.5)
+        page = json.loads(json.dumps(bus.stats().as_dict()))
+
+    assert page["timestamp"] == 1_700_000_002.5
+    assert page["bucket_bounds"] == list(BOUNDS)
+    # One bucket more than there are bounds: for what is above the last.
+    assert len(page["commands"]["ignore"]["buckets"]) == len(page["bucket_bounds"]) + 1
