@@ -6,13 +6,17 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Protocol, TypeAlias, final
 
+import anyio
+
 from msgbus.errors import ConfigurationError, Refusal
+from msgbus.runtime import current_runtime
 from msgbus.subscriptions.mode import Mode
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.journal.records import Record
+    from msgbus.runtime import Runtime
 
 Deliver: TypeAlias = "Callable[[Record, int], Awaitable[None]]"
 """Handles a record; the number is that of the try, from 1. Returning is the ack.
@@ -63,8 +67,8 @@ class Consumer:
 class Dispatcher:
     """Chooses a consumer for each message.
 
-    Reliable ones are fed by an engine, from the journal. The others are fed by `dispatch`, and
-    keep nothing: who is not there or not free does not get it.
+    Reliable ones are fed by an engine, from the journal. The others are fed by `dispatch`: it
+    fires and forgets, never waits for a slow consumer, and drops what nobody is free to take.
     """
 
     def __init__(self, mode: Mode, engine: Feed | None = None) -> None:
@@ -76,6 +80,11 @@ class Dispatcher:
         """Messages that nobody could take; unreliable dispatchers only."""
         self.failed = 0
         """Messages whose consumer raised; unreliable dispatchers only."""
+        self.handled = 0
+        """Messages whose consumer is done with them; unreliable dispatchers only."""
+        self._runtime: Runtime | None = None
+        self._under_way = 0
+        self._settled: anyio.Event | None = None
         if engine is not None:
             engine.attach(self)
 
@@ -96,12 +105,12 @@ class Dispatcher:
 
     @classmethod
     def non_reliable_exclusive(cls) -> Dispatcher:
-        """The first consumer gets all, if it is free."""
+        """The first consumer gets all that it is free to take; the rest is dropped."""
         return cls(Mode.EXCLUSIVE)
 
     @classmethod
     def non_reliable_shared(cls) -> Dispatcher:
-        """Free consumers in turn."""
+        """Free consumers in turn; what comes when none is free is dropped."""
         return cls(Mode.SHARED)
 
     # -- consumers -----------------------------------------------------------------------------
@@ -128,7 +137,10 @@ class Dispatcher:
         return consumer
 
     def remove_consumer(self, name: str) -> bool:
-        """Let one go; what it has in hand goes to the others at once. Whether it was there."""
+        """Let one go; what it has in hand goes to the others at once. Whether it was there.
+
+        Without an engine it finishes what it has in hand.
+        """
         consumer = self._consumers.pop(name, None)
         if consumer is None:
             return False
@@ -170,10 +182,10 @@ class Dispatcher:
     # -- without an engine ---------------------------------------------------------------------
 
     async def dispatch(self, record: Record) -> bool:
-        """Give a message to a consumer and wait for it; whether it was handled.
+        """Hand a message to a free consumer and return; whether there was one.
 
-        Nothing is kept: if nobody is free, or the consumer fails, the message is gone, and
-        counted.
+        It does not wait for the consumer. Nothing is kept: if nobody is free, or the consumer
+        fails, the message is gone, and counted.
 
         Raises:
             ConfigurationError: This dispatcher is fed by an engine.
@@ -181,24 +193,66 @@ class Dispatcher:
         if self._engine is not None:
             message = "This dispatcher is fed by its engine; append to the journal instead."
             raise ConfigurationError(message)
+        self._runtime = runtime = current_runtime(self._runtime)
         consumer = self.choose()
+        if consumer is None:
+            # Those who were just handed something, and need not wait for anything, finish it
+            # now. Twice, as trio gives turns in any order.
+            for _ in range(2):
+                await runtime.checkpoint()
+            consumer = self.choose()
         if consumer is None:
             self.dropped += 1
             return False
-        try:
-            await consumer.deliver(record, 1)
-        except Refusal:
-            return True
-        except Exception as error:
-            self.failed += 1
-            log.error(
-                "unreliable_delivery_failed",
-                consumer=consumer.name,
-                message_type=record.name,
-                message_id=record.message_id,
-                error=redact_exception(error),
-            )
-            return False
-        finally:
-            consumer.in_hand -= 1
+        self._under_way += 1
+        begun: Awaitable[None] | None = None
+        if consumer.is_eager:
+            try:
+                begun = consumer.deliver(record, 1)
+            except Exception as error:
+                self._count_failure(consumer, record, error)
+                self._end(consumer)
+                return True
+        runtime.spawn(self._deliver, consumer, record, begun, name=f"msgbus {consumer.name}")
         return True
+
+    async def _deliver(
+        self, consumer: Consumer, record: Record, begun: Awaitable[None] | None
+    ) -> None:
+        try:
+            await (begun or consumer.deliver(record, 1))
+            self.handled += 1
+        except Refusal:
+            self.handled += 1
+        except Exception as error:
+            self._count_failure(consumer, record, error)
+        except BaseException as error:
+            if self._runtime is None or self._runtime.is_ending(error):
+                raise
+            self._count_failure(consumer, record, error)  # cancelled by its own doing
+        finally:
+            self._end(consumer)
+
+    def _end(self, consumer: Consumer) -> None:
+        consumer.in_hand -= 1
+        self._under_way -= 1
+        if self._settled is not None and not self._under_way:
+            self._settled.set()
+            self._settled = None
+
+    def _count_failure(self, consumer: Consumer, record: Record, error: BaseException) -> None:
+        self.failed += 1
+        log.error(
+            "unreliable_delivery_failed",
+            consumer=consumer.name,
+            message_type=record.name,
+            message_id=record.message_id,
+            error=redact_exception(error),
+        )
+
+    async def settled(self) -> None:
+        """Return once the consumers are done with all that `dispatch` has handed out."""
+        while self._under_way:
+            if self._settled is None:
+                self._settled = anyio.Event()
+            await self._settled.wait()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from datetime import UTC, datetime
 from random import Random
 
+import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,11 +24,12 @@ from msgbus.subscriptions import (
     SubscriptionConfig,
 )
 from msgbus.subscriptions.cursor import SafeCursor
-from msgbus.subscriptions.dispatcher import Consumer
+from msgbus.subscriptions.dispatcher import Consumer, Deliver
 from msgbus.subscriptions.rate import RateLimit
 from msgbus.subscriptions.verdict import Fate, judge
 from msgbus.subscriptions.window import Entry, Window
 from msgbus.testing.journal import make_record
+from tests.fakes import logged
 
 
 async def nothing(record: Record, attempt: int) -> None:
@@ -258,27 +261,172 @@ def test_exclusive_has_one_taker_and_an_heir() -> None:
         dispatcher.add_consumer("heir", nothing)
 
 
-async def test_an_unreliable_dispatcher_counts_what_it_cannot_place() -> None:
+async def test_an_unreliable_dispatcher_counts_what_it_cannot_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     seen: list[int] = []
 
     async def deliver(record: Record, attempt: int) -> None:
         number = record.json()["number"]
         seen.append(number)
         if number == 2:
-            raise ValueError
+            message = "password=hunter2"
+            raise ValueError(message)
         if number == 3:
             message = "sold out"
             raise Refusal(message)
 
     for dispatcher in (Dispatcher.non_reliable_exclusive(), Dispatcher.non_reliable_shared()):
         seen.clear()
+        caplog.clear()
         assert not await dispatcher.dispatch(make_record(0))
         consumer = dispatcher.add_consumer("only", deliver)
         results = [await dispatcher.dispatch(make_record(number)) for number in (1, 2, 3)]
+        await dispatcher.settled()
 
-        assert results == [True, False, True]
+        assert results == [True, True, True]
         assert seen == [1, 2, 3]
-        assert (dispatcher.dropped, dispatcher.failed, consumer.in_hand) == (1, 1, 0)
+        assert (dispatcher.dropped, dispatcher.failed, dispatcher.handled) == (1, 1, 2)
+        assert consumer.in_hand == 0
+        [row] = logged(caplog, "unreliable_delivery_failed")
+        assert row["consumer"] == "only"
+        assert "hunter2" not in str(row)
+
+
+class Slow:
+    """A consumer that begins a message and ends it only once it is released."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.ended: list[int] = []
+        self.release = anyio.Event()
+
+    async def __call__(self, record: Record, attempt: int) -> None:
+        number = record.json()["number"]
+        self.begun.append(number)
+        await self.release.wait()
+        self.ended.append(number)
+
+
+async def test_an_unreliable_dispatch_never_waits_for_a_slow_consumer() -> None:
+    """Point 13: fire and forget, as the source says."""
+    for dispatcher in (Dispatcher.non_reliable_exclusive(), Dispatcher.non_reliable_shared()):
+        slow = Slow()
+        dispatcher.add_consumer("slow", slow, max_in_flight=2)
+
+        taken = [await dispatcher.dispatch(make_record(number)) for number in range(5)]
+
+        assert taken == [True, True, False, False, False]
+        assert (dispatcher.dropped, dispatcher.handled) == (3, 0)
+        assert sorted(slow.begun) == [0, 1]
+        assert slow.ended == []
+        slow.release.set()
+        await dispatcher.settled()
+        assert sorted(slow.ended) == [0, 1]
+        assert (dispatcher.dropped, dispatcher.handled) == (3, 2)
+
+
+async def test_an_unreliable_dispatch_spreads_over_those_who_are_free() -> None:
+    """Point 13: while one is busy, the others get its share and nothing is dropped."""
+    dispatcher = Dispatcher.non_reliable_shared()
+    slow = Slow()
+    got: dict[str, int] = {"b": 0, "c": 0}
+
+    def fast(name: str) -> Deliver:
+        async def deliver(record: Record, attempt: int) -> None:
+            got[name] += 1
+
+        return deliver
+
+    dispatcher.add_consumer("a", slow)
+    for name in got:
+        dispatcher.add_consumer(name, fast(name))
+
+    taken = [await dispatcher.dispatch(make_record(number)) for number in range(101)]
+
+    assert all(taken)
+    assert dispatcher.dropped == 0
+    assert len(slow.begun) == 1
+    slow.release.set()
+    await dispatcher.settled()
+    assert got == {"b": 50, "c": 50}
+    assert dispatcher.handled == 101
+
+
+async def test_who_does_not_wait_misses_nothing_however_fast_it_comes() -> None:
+    """Point 13: a publisher in a tight loop gives a quick consumer its turn."""
+    for dispatcher in (Dispatcher.non_reliable_exclusive(), Dispatcher.non_reliable_shared()):
+        seen: list[int] = []
+
+        async def note(record: Record, attempt: int, seen: list[int] = seen) -> None:
+            seen.append(record.json()["number"])
+
+        dispatcher.add_consumer("quick", note)
+        for number in range(200):
+            assert await dispatcher.dispatch(make_record(number))
+        await dispatcher.settled()
+
+        assert seen == list(range(200))
+
+
+async def test_a_consumer_that_is_let_go_finishes_what_it_has() -> None:
+    """Point 13: and the next in line takes what comes."""
+    dispatcher = Dispatcher.non_reliable_exclusive()
+    first, heir = Slow(), Slow()
+    dispatcher.add_consumer("first", first)
+    dispatcher.add_consumer("heir", heir)
+
+    assert await dispatcher.dispatch(make_record(1))
+    assert dispatcher.remove_consumer("first")
+    assert await dispatcher.dispatch(make_record(2))
+    for one in (first, heir):
+        one.release.set()
+    await dispatcher.settled()
+
+    assert (first.ended, heir.ended) == ([1], [2])
+
+
+class Eager:
+    """Begins when it is handed a message, not when its task gets a turn."""
+
+    is_eager = True
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+
+    def __call__(self, record: Record, attempt: int) -> Awaitable[None]:
+        self.begun.append(record.json()["number"])
+        if self.begun[-1] == 2:
+            raise ValueError
+        return nothing(record, attempt)
+
+
+async def test_an_eager_consumer_begins_in_order_and_its_failure_is_counted() -> None:
+    """Point 13."""
+    dispatcher = Dispatcher.non_reliable_exclusive()
+    eager = Eager()
+    consumer = dispatcher.add_consumer("eager", eager, max_in_flight=5)
+
+    for number in (1, 2, 3):
+        assert await dispatcher.dispatch(make_record(number))
+    assert eager.begun == [1, 2, 3]
+    await dispatcher.settled()
+
+    assert (dispatcher.handled, dispatcher.failed, consumer.in_hand) == (2, 1, 0)
+
+
+async def test_a_dispatcher_with_an_engine_is_not_fed_by_hand() -> None:
+    """Point 13."""
+    dispatcher = Dispatcher.reliable_shared(NoFeed())
+
+    with pytest.raises(ConfigurationError, match="fed by its engine"):
+        await dispatcher.dispatch(make_record(1))
+
+
+class NoFeed:
+    def attach(self, dispatcher: Dispatcher) -> None: ...
+    def consumer_joined(self) -> None: ...
+    def consumer_left(self, consumer: Consumer) -> None: ...
 
 
 # -- rate, verdict, config -----------------------------------------------------------------
