@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeAlias, final
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from msgbus.clock import SystemClock
 from msgbus.messages import Event, peek
@@ -134,10 +135,26 @@ class RateLimitFilter(Filter):
     """Lets through at most so many events a second; the rest is filtered, and counted.
 
     A token bucket: `burst` events may come at once (default: one second's worth).
+
+    Args:
+        max_per_second: Events a second, in the long run.
+        burst: Events at once, at least 1.
+        key: From an event to what it is counted under, such as `lambda event: event.user`:
+            each key has the whole rate for itself; `None` is not limited. All events are
+            counted together unless given.
+        max_keys: Keys to remember; the one used longest ago is forgotten first, and begins
+            with a full burst when it comes back.
+        clock: Where time comes from.
     """
 
     def __init__(
-        self, max_per_second: float, *, burst: float | None = None, clock: Clock | None = None
+        self,
+        max_per_second: float,
+        *,
+        burst: float | None = None,
+        key: Callable[[Any], Hashable | None] | None = None,
+        max_keys: int = 10_000,
+        clock: Clock | None = None,
     ) -> None:
         if max_per_second <= 0:
             message = f"max_per_second must be above 0, not {max_per_second}."
@@ -145,26 +162,39 @@ class RateLimitFilter(Filter):
         if burst is not None and burst < 1:
             message = f"burst must be at least 1, or nothing would ever pass; not {burst}."
             raise ValueError(message)
+        if key is not None and not callable(key):
+            message = f"key must be a function of an event, not {key!r:.80}."
+            raise ValueError(message)
+        if max_keys < 1:
+            message = f"max_keys must be at least 1, not {max_keys}."
+            raise ValueError(message)
         self.max_per_second = max_per_second
         self._burst = max(1.0, max_per_second) if burst is None else burst
+        self._key = key
+        self._max_keys = max_keys
         self._clock = clock or SystemClock()
-        self._tokens = self._burst
-        self._last = self._clock.now()
+        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+        """The tokens of each key, and when they were counted; those used last at the end."""
 
     def __call__(self, event: Event) -> bool:
         """Whether there is a token left for this event."""
-        del event
+        key = None
+        if self._key is not None:
+            key = self._key(event)
+            if key is None:
+                return True
         now = self._clock.now()
-        grown = self._tokens + (now - self._last) * self.max_per_second
-        self._tokens = min(self._burst, grown)
-        self._last = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
+        tokens, counted = self._buckets.get(key, (self._burst, now))
+        tokens = min(self._burst, tokens + (now - counted) * self.max_per_second)
+        passed = tokens >= 1
+        self._buckets[key] = (tokens - 1 if passed else tokens, now)
+        self._buckets.move_to_end(key)
+        if len(self._buckets) > self._max_keys:
+            self._buckets.popitem(last=False)
+        return passed
 
     def __repr__(self) -> str:
-        return f"RateLimitFilter({self.max_per_second:g}/s)"
+        return f"RateLimitFilter({self.max_per_second:g}/s{' by key' if self._key else ''})"
 
 
 def filter_name(predicate: FilterLike) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -372,3 +374,70 @@ def test_a_rate_limit_that_could_never_let_anything_through_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"max_per_second|burst"):
         RateLimitFilter(rate, burst=burst)
+
+
+def by_shop(event: Event) -> int | None:
+    """The shop of an order by its number, in hundreds; what is no order has none."""
+    return event.number // 100 if isinstance(event, OrderEvent) else None
+
+
+def test_a_rate_limit_may_hold_for_each_key_by_itself() -> None:
+    """Point g: one noisy key takes nothing from the others."""
+    clock = VirtualClock()
+    limit = RateLimitFilter(1, burst=2, key=by_shop, clock=clock)
+
+    noisy = [limit(OrderPlaced(number=100 + number)) for number in range(5)]
+    quiet = [limit(OrderPlaced(number=200 + number)) for number in range(2)]
+
+    assert noisy == [True, True, False, False, False]
+    assert quiet == [True, True]
+
+
+async def test_the_tokens_of_a_key_come_back_in_time() -> None:
+    """Point g."""
+    clock = VirtualClock()
+    limit = RateLimitFilter(1, burst=2, key=by_shop, clock=clock)
+    for number in range(5):
+        limit(OrderPlaced(number=number))
+
+    await clock.advance(1)
+
+    assert [limit(OrderPlaced()), limit(OrderPlaced())] == [True, False]
+
+
+def test_an_event_without_a_key_is_not_limited() -> None:
+    """Point g."""
+    limit = RateLimitFilter(1, key=by_shop, clock=VirtualClock())
+
+    assert all(limit(Other()) for _ in range(100))
+
+
+def test_only_so_many_keys_are_remembered_and_those_in_use_longest() -> None:
+    """Point g: keys that are seen once do not fill the memory."""
+    limit = RateLimitFilter(1, key=number_of, max_keys=3, clock=VirtualClock())
+
+    assert [limit(OrderPlaced(number=number)) for number in (1, 2, 3)] == [True] * 3
+    assert not limit(OrderPlaced(number=1))  # known, and so the last to be forgotten
+    assert limit(OrderPlaced(number=4))  # in the place of 2
+    assert not limit(OrderPlaced(number=1))
+    assert limit(OrderPlaced(number=2))
+    assert not limit(OrderPlaced(number=4))
+
+
+async def test_a_bus_limits_the_events_of_each_key() -> None:
+    """Point g."""
+    bus = MessageBus(filters=[RateLimitFilter(1, burst=1, key=by_shop, clock=VirtualClock())])
+
+    assert await published_and_handled(bus, 301) == [0, 100, 200, 300]
+    assert bus.stats().events["OrderPlaced"].filtered == 297
+
+
+@pytest.mark.parametrize("options", [{"max_keys": 0}, {"key": "number"}])
+def test_a_rate_limit_by_key_is_checked_where_it_is_made(options: dict[str, Any]) -> None:
+    """Point g."""
+    with pytest.raises(ValueError, match=next(iter(options))):
+        RateLimitFilter(1, **options)
+
+
+class Other(Event):
+    pass
