@@ -1,7 +1,7 @@
 """msgbus: commands, events and sessions for Python applications."""
 
 from msgbus.bus import MessageBus
-from msgbus.config import BackpressureStrategy, BusConfig, QueueConfig
+from msgbus.config import BackpressureStrategy, BusConfig, QueueConfig, QueueLevel
 from msgbus.context import Context, current_context
 from msgbus.default import get_bus
 from msgbus.errors import (
@@ -219,6 +219,7 @@ __all__ = [
     "Query",
     "QueueConfig",
     "QueueFullError",
+    "QueueLevel",
     "RateLimitFilter",
     "Refusal",
     "Registration",

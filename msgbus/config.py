@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
+from typing import Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class BackpressureStrategy(Enum):
@@ -22,6 +25,18 @@ class BackpressureStrategy(Enum):
 
     ADAPTIVE_RATE_LIMIT = "adaptive_rate_limit"
     """Slow publishers down as the queue fills, and let go as it empties; drops nothing."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class QueueLevel:
+    """How full a queue is as it crosses a mark, for `on_high` and `on_low`."""
+
+    handler: str
+    """The handler that the queue belongs to."""
+
+    queued: int
+    """Events that wait in it."""
 
 
 class QueueConfig(BaseModel):
@@ -43,6 +58,38 @@ class QueueConfig(BaseModel):
 
     max_overflow: int = Field(default=100_000, ge=0)
     """Events beyond `max_size` that handlers may add, as they can never wait."""
+
+    high_water: int | None = Field(default=None, ge=1)
+    """Events at which `on_high` is called, once until the queue has been low again."""
+
+    low_water: int | None = Field(default=None, ge=0)
+    """Events at which `on_low` is called after that; half of `high_water` unless given."""
+
+    on_high: Callable[[QueueLevel], object] | None = None
+    """Called with a `QueueLevel` when the queue has filled up to `high_water`; it must not wait."""
+
+    on_low: Callable[[QueueLevel], object] | None = None
+    """Called when it has emptied to `low_water`, or was given up; it must not wait."""
+
+    @model_validator(mode="after")
+    def _check_marks(self) -> QueueConfig:
+        message = ""
+        high, low = self.high_water, self.low_water
+        callbacks = [one for one in (self.on_high, self.on_low) if one is not None]
+        if high is None:
+            if callbacks or low is not None:
+                message = "low_water=, on_high= and on_low= need a high_water=; give one."
+        elif not callbacks:
+            message = f"high_water={high} does nothing without on_high= or on_low=; give one."
+        elif high > self.max_size:
+            message = f"high_water={high} is above max_size={self.max_size}; lower it."
+        elif low is not None and low >= high:
+            message = f"low_water={low} must be below high_water={high}."
+        elif any(inspect.iscoroutinefunction(one) for one in callbacks):
+            message = "on_high= and on_low= take a plain function, not an async one."
+        if message:
+            raise ValueError(message)
+        return self
 
 
 class BusConfig(BaseModel):

@@ -243,6 +243,7 @@ class Lane:
             queued.append(Undelivered(item, self.name))
         while queue.waiting:
             queue.waiting[0].give_up()
+        queue.made_room()
         self.close()
         return queued
 

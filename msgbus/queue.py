@@ -10,16 +10,19 @@ the very moment of its turn, has published nothing.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, final
 
 import anyio
 
-from msgbus.config import BackpressureStrategy, QueueConfig
+from msgbus.config import BackpressureStrategy, QueueConfig, QueueLevel
 from msgbus.errors import QueueFullError
 from msgbus.messages import Event
 from msgbus.receipts import Undelivered
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import LaneCounts
 
 if TYPE_CHECKING:
@@ -121,11 +124,18 @@ class BoundedEventQueue:
     """
 
     __slots__ = (
+        "_high",
+        "_is_high",
+        "_low",
+        "_on_high",
+        "_on_low",
         "_room",
+        "alarm",
         "batch_size",
         "counts",
         "fast_size",
         "has_gated",
+        "is_watched",
         "items",
         "linger",
         "max_overflow",
@@ -156,9 +166,18 @@ class BoundedEventQueue:
         adaptive = config.strategy is BackpressureStrategy.ADAPTIVE_RATE_LIMIT
         self.pace = Pace(clock) if adaptive else None
         self._room = 0 if adaptive else config.max_size
-        self.fast_size = self._room
+        self._high = sys.maxsize if config.high_water is None else config.high_water
+        self._low = self._high // 2 if config.low_water is None else config.low_water
+        self._on_high = config.on_high
+        self._on_low = config.on_low
+        self._is_high = False
+        self.alarm = self._high
+        """The size at which it is to say that it is high."""
+        self.fast_size = min(self._room, self.alarm - 1)
         """Below this an event may simply be appended; never, if publishers are paced or one
         of them is waiting."""
+        self.is_watched = False
+        """Whether `made_room` is to be told of every item that is taken."""
         self.has_gated = False
         """Whether it ever took an event whose handlers have different priorities."""
 
@@ -193,6 +212,25 @@ class BoundedEventQueue:
             self.sleepers.pop().wake()
         elif self.on_work is not None:
             self.on_work()
+        if len(self.items) >= self.alarm:
+            self._cross(self._on_high, is_high=True)
+
+    def _cross(self, callback: Callable[[QueueLevel], object] | None, *, is_high: bool) -> None:
+        """It has filled up to the high mark, or emptied to the low one."""
+        self._is_high = is_high
+        self.alarm = sys.maxsize if is_high else self._high
+        self._see_to_watch()
+        if callback is None:
+            return
+        try:
+            callback(QueueLevel(self.name, len(self.items)))
+        except Exception as error:  # a broken callback must not break the publish
+            log.error("queue_callback_failed", handler=self.name, error=redact_exception(error))
+
+    def _see_to_watch(self) -> None:
+        """Bring up to date what the hot paths ask."""
+        self.is_watched = bool(self.waiting) or self._is_high
+        self.fast_size = 0 if self.waiting else min(self._room, self.alarm - 1)
 
     def drop_oldest(self) -> Undelivered:
         """Let the oldest item fall out."""
@@ -206,17 +244,18 @@ class BoundedEventQueue:
     def join_line(self, waiter: Waiter) -> None:
         """Have a publisher wait for room: from now on nobody may pass it."""
         self.waiting.append(waiter)
-        self.fast_size = 0
+        self._see_to_watch()
 
     def leave_line(self, waiter: Waiter) -> None:
         """Forget a publisher that waited, if it is still in line."""
         if waiter in self.waiting:
             self.waiting.remove(waiter)
-        if not self.waiting:
-            self.fast_size = self._room
+        self._see_to_watch()
 
     def made_room(self) -> None:
-        """Tell the first waiting publisher, if it is its turn."""
+        """Say if it is low again, and tell the first waiting publisher, if it is its turn."""
+        if self._is_high and len(self.items) <= self._low:
+            self._cross(self._on_low, is_high=False)
         if self.waiting and self.waiting[0].may_go():
             self.waiting[0].turn.set()
 

@@ -81,7 +81,7 @@ class Worker:
                 return
             event = items.popleft()
             self.in_hand = 1
-            if queue.waiting:
+            if queue.is_watched:
                 queue.made_room()
             gated = None
             frame: Frame = EventFrame()
