@@ -259,16 +259,20 @@ class EndpointPool:
         message = f"{endpoint.endpoint_id} did not take the message within {self._timeout:g} s."
         raise TimeoutError(message)
 
-    async def blame(self, cut: list[Passage], seconds: float) -> None:
-        """The requester's time, so many seconds, is over: count that against who had most of it.
+    async def end_cut(self, cut: list[Passage], seconds: float) -> None:
+        """End the passages of deliveries whose requester's time, so many seconds, is over.
 
-        An endpoint that was asked in the last moment, as others had taken the time, is not
-        blamed.
+        That counts against the endpoint that had most of it; not against one that was asked in
+        the last moment, after others.
         """
-        enough = seconds / 2 if self._timeout is None else min(seconds / 2, self._timeout)
         for passage in cut:
-            if self._clock.now() - passage.began >= enough:
+            if passage.is_older_than(self._most_of(seconds)):
                 await passage.failed(TimeoutError(f"no answer within {seconds:g} s"))
+            else:
+                passage.cancelled()
+
+    def _most_of(self, seconds: float) -> float:
+        return seconds / 2 if self._timeout is None else min(seconds / 2, self._timeout)
 
 
 def _announce(retry: RetryConfig, attempt: RetryAttempt) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, cast, final
 
 from msgbus.errors import ConfigurationError
 from msgbus.resilience.policies import RetryConfig
@@ -135,7 +135,7 @@ class EndpointRegistry:
             DuplicateHandlerError: There is one of this id, or a group of this name.
             ConfigurationError: It is no endpoint, or its group is called like another endpoint.
         """
-        given: object = endpoint
+        given = cast("object", endpoint)
         if not isinstance(given, Endpoint):
             message = f"{given!r:.80} is not an Endpoint. Make one: Endpoint(endpoint_id, send)."
             raise ConfigurationError(message)

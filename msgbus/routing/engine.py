@@ -150,7 +150,7 @@ class MessageDispatchEngine:
             DuplicateHandlerError: There is one of this id.
             EngineFrozenError: The engine is frozen.
         """
-        given: object = route
+        given = cast("object", route)
         if not isinstance(given, DispatchRoute):
             message = (
                 f"{given!r:.80} is not a DispatchRoute. Make one: DispatchRoute(route_id, "

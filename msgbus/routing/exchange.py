@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast, final
 
 from msgbus.clock import Clock, SystemClock
+from msgbus.context import current_frame
 from msgbus.errors import (
     ConfigurationError,
     NoRouteError,
@@ -37,7 +38,7 @@ from msgbus.routing.onward import OutputPublisher, refusal_of
 from msgbus.routing.requests import CorrelationManager
 from msgbus.routing.router import PatternRouter
 from msgbus.routing.topics import check_topic
-from msgbus.runtime import run_together
+from msgbus.runtime import current_runtime, run_together
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations, DurationStats
@@ -95,6 +96,32 @@ class RoutingReport:
     def is_partial(self) -> bool:
         """Whether some got it and some did not."""
         return 0 < self.delivered < len(self.deliveries)
+
+
+@final
+class _Time:
+    """The time that the handler which asks has left, if it has a deadline."""
+
+    # Seconds by which a timer may be early.
+    TOLERANCE: Final = 1e-3
+
+    def __init__(self) -> None:
+        frame = current_frame.get()
+        self._deadline = None if frame is None else frame.deadline
+        self._clock: Clock | None = None if frame is None else frame.owner.bus.clock
+        self._began = 0.0 if self._clock is None else self._clock.now()
+
+    @property
+    def taken(self) -> float:
+        """Seconds from the beginning until now."""
+        return 0.0 if self._clock is None else self._clock.now() - self._began
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has come."""
+        if self._deadline is None or self._clock is None:
+            return False
+        return self._clock.now() >= self._deadline - self.TOLERANCE
 
 
 @final
@@ -254,6 +281,7 @@ class MessageRouter:
             raise NoRouteError(topic)
 
         cut: list[Passage] = []
+        time = _Time()
 
         async def send(request_id: str) -> None:
             asked = envelope
@@ -271,12 +299,22 @@ class MessageRouter:
                 what=f"{envelope.message_type} to {topic!r}",
             )
         except RequestTimeoutError as error:
-            await self.pool.blame(cut, error.seconds)
+            await self.pool.end_cut(cut, error.seconds)
             raise
-        finally:
-            for passage in cut:
-                passage.cancelled()
+        except BaseException:
+            self._cancelled(cut, time)
+            raise
         return RoutingReport(envelope.kind, topic, (Delivered(route.endpoint_id),), reply)
+
+    def _cancelled(self, cut: list[Passage], time: _Time) -> None:
+        """The one who asks was cancelled, perhaps because its own deadline has come."""
+        if cut and time.is_over:
+            # Detached, as one who is cancelled cannot wait for whoever hears of it.
+            end = self.pool.end_cut
+            current_runtime().spawn(end, cut, time.taken, name="msgbus delivery")
+            return
+        for passage in cut:
+            passage.cancelled()
 
     async def _respond(self, envelope: EventEnvelope[Any]) -> RoutingReport:
         if envelope.correlation_id is None:

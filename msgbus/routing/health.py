@@ -102,17 +102,17 @@ class _Watch:
 class Passage:
     """Leave for one delivery, to be ended in one of four ways; a second ending does nothing."""
 
-    __slots__ = ("_is_over", "_monitor", "_permit", "_watch", "began")
+    __slots__ = ("_began", "_is_over", "_monitor", "_permit", "_watch")
 
     def __init__(self, monitor: HealthMonitor, watch: _Watch, permit: Permit) -> None:
         self._monitor = monitor
         self._watch = watch
         self._permit = permit
         self._is_over = False
-        self.began = monitor.clock.now()
+        self._began = monitor.clock.now()
         endpoint = watch.endpoint
         if endpoint.in_flight == 0:
-            watch.busy_since = self.began
+            watch.busy_since = self._began
         endpoint.in_flight += 1
 
     async def succeeded(self) -> None:
@@ -151,6 +151,10 @@ class Passage:
         """The delivery was cancelled, which says nothing about the endpoint."""
         if self._end():
             self._permit.release()
+
+    def is_older_than(self, seconds: float) -> bool:
+        """Whether the endpoint has had the message for so long."""
+        return self._monitor.clock.now() - self._began >= seconds
 
     def _end(self) -> bool:
         """Whether this is its first ending."""

@@ -10,7 +10,7 @@ import anyio.from_thread
 import anyio.lowlevel
 import pytest
 
-from msgbus import Refusal
+from msgbus import Command, MessageBus, Refusal
 from msgbus.clock import VirtualClock
 from msgbus.errors import (
     ConfigurationError,
@@ -127,6 +127,37 @@ async def test_the_time_of_the_manager_counts_too() -> None:
 
     assert [str(one) for one in answers] == ["No answer to int to 'jobs' within 2 s."] * 5
     assert shop.workers[0].endpoint.failed == 5
+
+
+class Ask(Command[Any]):
+    pass
+
+
+async def test_the_time_of_the_command_that_asks_counts_too() -> None:
+    """Point 12: a handler asks without a limit, and its caller's time is over first."""
+    shop = Shop("a")
+    shop.workers[0].is_hanging = True
+    bus = MessageBus(clock=shop.clock)
+
+    @bus.handles(Ask)
+    async def ask(command: Ask) -> Any:
+        return await shop.router.request("jobs", 1)
+
+    async with bus:
+        for _ in range(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(execute, bus)
+                await shop.clock.advance(2)
+
+    assert shop.workers[0].endpoint.failed == 5
+    assert shop.workers[0].endpoint.in_flight == 0
+    assert shop.circuit() is CircuitState.OPEN
+    assert shop.heard == ["EndpointUnhealthyEvent a"]
+
+
+async def execute(bus: MessageBus) -> None:
+    result = await bus.execute(Ask(), timeout=2)
+    assert isinstance(result.exception, TimeoutError)
 
 
 async def test_a_caller_that_goes_away_says_nothing_about_the_endpoint() -> None:
@@ -261,7 +292,8 @@ class Flaky:
         self.calls = 0
         self.retries: list[RetryAttempt] = []
         self.router = MessageRouter(clock=self.clock, timeout=options.pop("timeout", 10.0))
-        plan = {"initial_delay": 1.0, "jitter": False, "on_retry": self.retries.append}
+        plan: dict[str, Any] = {"initial_delay": 1.0, "jitter": False}
+        plan["on_retry"] = self.retries.append
 
         async def send(envelope: EventEnvelope[Any]) -> str:
             self.calls += 1
