@@ -3,7 +3,7 @@
 import asyncio
 import logging
 
-from msgbus import CircuitOpenError, Command
+from msgbus import Command
 from msgbus.resilience import CircuitBreakerConfig, ResilientMessageBus, RetryConfig
 
 
@@ -26,7 +26,6 @@ class Payments:
         return f"charged order {order}"
 
 
-logging.getLogger("msgbus").setLevel(logging.CRITICAL)
 payments = Payments()
 bus = ResilientMessageBus(
     retry=RetryConfig(max_retries=2, initial_delay=0.01),
@@ -40,11 +39,11 @@ async def charge_card(command: ChargeCard) -> str:
 
 
 async def main() -> None:
+    logging.disable()
     async with bus:
-        for order in range(1, 5):
+        for order in range(1, 6):
             result = await bus.execute(ChargeCard(order=order))
-            is_open = isinstance(result.exception, CircuitOpenError)
-            print(order, "circuit open" if is_open else result.value or result.error)
+            print(order, result.value or type(result.exception).__name__)
         payments.script.clear()
         await asyncio.sleep(1.0)
         report = await bus.dead_letters.replay_all(answered=True)
@@ -55,6 +54,7 @@ asyncio.run(main())
 # Output:
 # > 1 charged order 1
 # > 2 charged order 2
-# > 3 ConnectionError: no answer
-# > 4 circuit open
-# > replayed: 2 circuit: closed
+# > 3 ConnectionError
+# > 4 ConnectionError
+# > 5 CircuitOpenError
+# > replayed: 3 circuit: closed

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -16,6 +16,7 @@ import trio
 
 from tests.counts import STRESS
 from tests.evidence import AREAS, Evidence, Table
+from tests.groups import GroupScheduling
 
 # How long an example may take is no property of the code: other tests run beside it.
 hypothesis.settings.register_profile(
@@ -94,23 +95,25 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"There is no area {area!r}; areas are: {', '.join(AREAS)}.")
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    return GroupScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not STRESS:
-        keep(config, items, lambda item: not is_for_stress_only(item))
+        keep(config, items, [item for item in items if not is_for_stress_only(item)])
         return
     area = str(config.getoption("--area"))
     for item in items:
         # The limit of a test is for its small count.
         item.add_marker(pytest.mark.timeout(3_600), append=False)
     if area:
-        keep(config, items, lambda item: area_of(item) == area)
+        keep(config, items, [item for item in items if area_of(item) == area])
 
 
-def keep(
-    config: pytest.Config, items: list[pytest.Item], is_wanted: Callable[[pytest.Item], bool]
-) -> None:
-    config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
-    items[:] = [item for item in items if is_wanted(item)]
+def keep(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=list(set(items).difference(chosen)))
+    items[:] = chosen
 
 
 def is_for_stress_only(item: pytest.Item) -> bool:

@@ -55,10 +55,5 @@ BUS_KILLS: Final = count(4, 60)
 ENQUEUE_KILLS: Final = count(3, 20)  # of a producer and a worker
 REPLAY_KILLS: Final = count(3, 15)  # in the middle of a replay, and as many at its beginning
 
-# Spark, whose programs are slow to start
-SPARK_SUBMIT_PARTS: Final = () if STRESS else ("by_name", "replayed", "copied")  # () for all
-SPARK_CONNECT_PARTS: Final = () if STRESS else ("cents", "exported")
-EXPORT_KILLS: Final = (1, 2, 1, 2) if STRESS else (2,)  # after so many sealed ranges
-
 # benchmarks
 ROWS: Final = 8  # in `make test`; all of them in `make stress`

@@ -224,7 +224,6 @@ def _trouble(outcome: Outcome) -> Iterator[Equation]:
         (("opened the circuit", CIRCUIT.failure_threshold * closed),
          ("came too early", opened - closed)),
     )  # fmt: skip
-    yield same("the circuit", "times opened", opened, "times half open", heard.count("half open"))
     yield same("the ledger", "real orders", till.real_orders, "entries", ledger.entries)
     yield same("cents in the ledger", "taken", till.real_cents, "booked", ledger.cents)
     yield Equation(

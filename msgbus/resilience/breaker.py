@@ -28,7 +28,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast, final, overload
 
 import anyio
 
@@ -504,11 +504,11 @@ class _Ignored:
     __slots__ = ("_os_types", "_predicates", "_types")
 
     def __init__(self, config: CircuitBreakerConfig) -> None:
-        types = [one for one in config.ignore if isinstance(one, type)]
-        self._types = (Refusal, *types)
+        types = [cast("type[Exception]", one) for one in config.ignore if isinstance(one, type)]
+        self._types: tuple[type[Exception], ...] = (Refusal, *types)
         # Not by a type that has nothing to do with the system: a certificate that cannot be
         # verified is a ValueError too, and yet an outage.
-        self._os_types = tuple(
+        self._os_types: tuple[type[Exception], ...] = tuple(
             one for one in types if issubclass(one, OSError) or issubclass(OSError, one)
         )
         self._predicates = [one for one in config.ignore if not isinstance(one, type)]

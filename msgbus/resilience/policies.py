@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, final
+from typing import Any, Final, TypeAlias, cast, final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -145,8 +145,9 @@ class CircuitBreakerConfig(BaseModel):
 
     @field_validator("ignore", mode="before")
     @classmethod
-    def _check_ignored(cls, ignore: object) -> object:
-        for one in ignore if isinstance(ignore, list | tuple) else [ignore]:
+    def _check_ignored(cls, ignore: Any) -> tuple[Any, ...]:
+        given: tuple[Any, ...] = (ignore,) if callable(ignore) else tuple(cast("Any", ignore))
+        for one in given:
             is_error = isinstance(one, type) and issubclass(one, Exception)
             if not is_error and (isinstance(one, type) or not callable(one)):
                 message = (
@@ -154,7 +155,7 @@ class CircuitBreakerConfig(BaseModel):
                     f"take an exception and say whether it does not count."
                 )
                 raise ValueError(message)
-        return ignore if isinstance(ignore, list | tuple) else (ignore,)
+        return given
 
     @model_validator(mode="after")
     def _check_windows(self) -> CircuitBreakerConfig:

@@ -13,7 +13,7 @@ import msgbus
 import msgbus.errors
 import msgbus.middleware
 from msgbus import BackpressureStrategy, BusConfig, MessageBus, QueueConfig, SystemEvent
-from msgbus.resilience import CircuitBreakerConfig, RetryConfig
+from msgbus.resilience import MESSAGE_ERRORS, CircuitBreakerConfig, RetryConfig
 from msgbus.telemetry.prometheus import BusCollector
 from tests.docs.pages import ROOT, prose
 
@@ -111,8 +111,9 @@ def test_the_page_of_configuration_has_every_field_with_its_default(model: type[
 @pytest.mark.parametrize("model", [RetryConfig, CircuitBreakerConfig])
 def test_the_page_of_resilience_has_every_field_with_its_default(model: type[BaseModel]) -> None:
     docs = field_docs(model, "resilience/policies.py")
+    named = {(Exception,): "(Exception,)", MESSAGE_ERRORS: "MESSAGE_ERRORS"}
     defaults = {
-        name: "(Exception,)" if field.default == (Exception,) else repr(field.default)
+        name: named.get(field.default, repr(field.default))
         for name, field in model.model_fields.items()
     }
     expected = [

@@ -1,7 +1,7 @@
-"""One Spark for all tests of a group: starting it takes longer than most of them.
+"""One Spark for the tests of the pipeline: starting it takes longer than most of them.
 
-There are two groups, each in one worker of xdist (`--dist loadgroup`), on as few cores as will
-show that work is shared. A JVM of its own is only for tests about the start itself.
+It has as few cores as will show that work is shared; tests/groups.py says which tests share it.
+A JVM of its own is only for tests about the start itself, about clusters, and about its death.
 """
 
 from __future__ import annotations
@@ -18,17 +18,12 @@ from tests.evidence import Evidence
 
 HERE = Path(__file__).parent
 
-OTHER_GROUP = {"test_cluster", "test_cli", "test_guides", "test_lake", "test_report"}
-"""About half of the time: most of those that start programs of their own."""
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.spark)
             item.add_marker(pytest.mark.stress("spark"))
-            group = "spark-2" if item.path.stem in OTHER_GROUP else "spark-1"
-            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

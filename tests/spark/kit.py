@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,6 +112,12 @@ def offsets_of(frame: DataFrame) -> list[int]:
 def numbers(low: int, high: int) -> list[int]:
     """From `low` to `high`, both included."""
     return list(range(low, high + 1))
+
+
+def faults(expected: Iterable[Hashable], found: Iterable[Hashable]) -> dict[str, int]:
+    """How many are missing, and how many are there too often."""
+    wanted, given = Counter(expected), Counter(found)
+    return {"lost": (wanted - given).total(), "doubled": (given - wanted).total()}
 
 
 def forget_last_batch(checkpoint: Path) -> int:

@@ -128,6 +128,23 @@ class Cluster:
         self.url = url
         self.workers = workers
 
+    def submit(self, program: Path, *arguments: object, cwd: Path) -> Running:
+        """A Python program, by `spark-submit`."""
+        settings = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "512m",
+            "spark.executor.memory": "512m",
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": "4",
+            "spark.sql.adaptive.coalescePartitions.enabled": "false",
+            "spark.log.level": "WARN",
+        }
+        said = [part for item in settings.items() for part in ("--conf", "=".join(item))]
+        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", self.url, *said]
+        command += [str(program), *map(str, arguments)]
+        return Running(command, cwd, SPARK_HOME=str(SPARK_HOME))
+
 
 @contextmanager
 def cluster(folder: Path, workers: int = 2) -> Generator[Cluster, None, None]:

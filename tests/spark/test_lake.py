@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -25,16 +20,12 @@ from msgbus.pipeline.asked import Bound
 from msgbus.pipeline.columns import DELIVERIES, MESSAGES
 from msgbus.pipeline.lake import Frames, Lake, export, read_lake
 from msgbus.pipeline.pipeline import Pipeline
-from tests.counts import EXPORT_KILLS
-from tests.evidence import Evidence
 from tests.spark.kit import append, mixed_records, numbers, offsets_of, rows_of, with_journal
-from tests.spark.processes import SHORT_LIVED
 from tests.spark.tables import deliveries_frame, messages_frame, random_journal
 
 duckdb: Any = import_module("duckdb")
 polars: Any = import_module("polars")
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 MIDNIGHT: Final = datetime(2026, 3, 2, tzinfo=UTC)
 
 
@@ -308,35 +299,3 @@ def test_frames_of_any_origin_are_exported(spark: SparkSession, tmp_path: Path) 
     assert {row[0] for row in found.collect()} == {row["message_id"] for row in messages}
     dates = {path.name for path in (tmp_path / "lake" / "messages").iterdir()}
     assert dates == {f"date={date(2026, 3, 1)}"}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_an_export_that_is_killed_again_and_again_completes(
-    spark: SparkSession, tmp_path: Path, evidence: Evidence
-) -> None:
-    path = tmp_path / "shop.db"
-    append(path, around_midnight(60))
-    lake = Lake(tmp_path / "lake")
-    command = [sys.executable, "-m", "tests.spark.exporting", str(path), str(lake.path)]
-    for lines in EXPORT_KILLS:
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **SHORT_LIVED}
-        ) as process:
-            assert process.stdout is not None
-            for _ in range(lines):
-                assert process.stdout.readline().startswith("sealed")
-            process.send_signal(signal.SIGKILL)
-        assert process.returncode == -signal.SIGKILL
-        sealed = lake.sealed("messages")
-        assert 0 < sealed < 60
-        files = sorted(lake.path.glob("messages/*/*.parquet"))
-        visible: Counter[int] = Counter(polars.read_parquet(files)["offset"].to_list())
-        assert set(visible.values()) == {1}
-        assert set(range(1, sealed + 1)) <= set(visible)
-    pipe = pipeline.open(f"sqlite:///{path}", spark)
-    pipe.export(lake.path)
-    files = sorted(lake.path.glob("messages/*/*.parquet"))
-    assert sorted(polars.read_parquet(files)["offset"].to_list()) == numbers(1, 60)
-    assert offsets_of(read_lake(spark, lake.path)) == numbers(1, 60)
-    evidence("kill -9 of an export", kills=len(EXPORT_KILLS), messages=60, lost=0, doubled=0)

@@ -122,9 +122,10 @@ def test_the_circuit_opens_looks_too_early_and_closes(report: dict[str, Any]) ->
     history = report["trouble"]["circuit"]
     moments = [note["seconds"] for note in history]
 
-    assert [note["state"] for note in history] == [
-        "open", "half open", "open", "half open", "closed",
-    ]  # fmt: skip
+    states = [note["state"] for note in history]
+    assert states[:3] == ["open", "half open", "open"]
+    # The order that came too early goes on with its retries, and one of them closes it.
+    assert [state for state in states[3:] if state != "half open"] == ["closed"]
     assert {note["circuit"] for note in history} == {"book_ledger"}
     assert moments == sorted(moments)
     assert report["bus"]["circuits"] == {"book_ledger": "closed"}

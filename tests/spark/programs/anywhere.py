@@ -1,7 +1,7 @@
 """A file that runs wherever Spark does: here, by spark-submit, and through Spark Connect.
 
-Arguments: the journal, the file to write what was found to, and what to do, by the names in
-`PARTS`. Lake, report and tables go beside the file.
+Arguments: the journal, and the file to write what was found to; lake, report and
+tables go beside it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
@@ -55,53 +53,28 @@ def thanked(pipe: Pipeline, folder: Path) -> int:
     return int(rows[0]["cents"])
 
 
-def by_name(pipe: Pipeline, _folder: Path) -> dict[str, int]:
-    """How many messages of each name there are."""
-    rows = pipe.messages().groupBy("name").agg(sql.count("*").alias("count")).collect()
-    return {row["name"]: row["count"] for row in rows}
-
-
-def from_the_third_on(pipe: Pipeline, _folder: Path) -> int:
-    """How many messages the data source gives from an offset on."""
-    source = pipe.spark.read.format("msgbus").option("url", pipe.path).option("start", "3")
-    return source.load().count()
-
-
-def cents(pipe: Pipeline, _folder: Path) -> int:
-    """The sum of a field of events."""
-    rows = pipe.events(Ordered).agg(sql.sum("cents").alias("cents")).collect()
-    return int(rows[0]["cents"])
-
-
-def replayed(pipe: Pipeline, _folder: Path) -> list[dict[str, Any]]:
-    """The rows of a projection."""
-    return [row.asDict() for row in pipe.replay(Balances).orderBy("customer").collect()]
-
-
-def report(pipe: Pipeline, folder: Path) -> str:
-    """How a report begins."""
-    return pipe.report(folder / "report.html").read_text(encoding="utf-8")[:15]
-
-
-def exported(pipe: Pipeline, folder: Path) -> tuple[int, int]:
-    """How many messages went to a lake, and how many there are with it."""
-    sealed = pipe.export(folder / "lake").messages
-    return sealed, pipe.messages(columns=["offset"]).distinct().count()
-
-
-PARTS: Final[dict[str, Callable[[Pipeline, Path], object]]] = {
-    one.__name__: one
-    for one in (
-        by_name, from_the_third_on, cents, replayed, report, streamed, copied, thanked, exported,
-    )
-}  # fmt: skip
-
-
 def main() -> None:
-    journal, out, *parts = sys.argv[1:]
+    journal, out = sys.argv[1], Path(sys.argv[2])
     pipe = pipeline.open(journal)
-    found = {name: PARTS[name](pipe, Path(out).parent) for name in parts}
-    Path(out).write_text(json.dumps(found))
+    by_name = pipe.messages().groupBy("name").agg(sql.count("*").alias("count")).collect()
+    source = pipe.spark.read.format("msgbus").option("url", journal).option("start", "3").load()
+    ordered = pipe.events(Ordered).agg(sql.sum("cents").alias("cents")).collect()
+    rows = pipe.replay(Balances).orderBy("customer").collect()
+    report = pipe.report(out.with_name("report.html"))
+    exported = pipe.export(out.with_name("lake"))
+    found = {
+        "by_name": {row["name"]: row["count"] for row in by_name},
+        "from_the_third_on": source.count(),
+        "cents": ordered[0]["cents"],
+        "rows": [row.asDict() for row in rows],
+        "report": report.read_text(encoding="utf-8")[:15],
+        "exported": exported.messages,
+        "with_lake": pipe.messages(columns=["offset"]).distinct().count(),
+        "streamed": streamed(pipe, out.parent),
+        "copied": copied(pipe, out.parent),
+        "thanked": thanked(pipe, out.parent),
+    }
+    out.write_text(json.dumps(found))
     pipe.spark.stop()
 
 

@@ -1,7 +1,7 @@
-"""Replays a journal on a master, and waits in the middle of it until it may go on.
+"""Replays a journal wherever it is submitted to, and waits in the middle until it may go on.
 
-Arguments: the journal, the master, a folder. Prints `folding` when tasks of the fold are at
-work on all workers, ends when the file `go` is there and the rows are in `rows.json`.
+Arguments: the journal, a folder. Prints `folding` when tasks of the fold are at work on all
+workers, ends when the file `go` is there and the rows are in `rows.json`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 from msgbus import pipeline
-from msgbus.pipeline.session import session
 from tests.spark.programs.shop import Balance, Balances, Ordered, Refunded
 
 WORKERS = 2
@@ -40,24 +39,13 @@ def tell_when_folding(folder: Path) -> None:
 
 
 def main() -> None:
-    journal, master, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    conf = {
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "512m",
-        "spark.executor.memory": "512m",
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "4",
-        "spark.sql.adaptive.coalescePartitions.enabled": "false",
-        "spark.log.level": "WARN",
-    }
-    spark = session(master=master, conf=conf)
-    pipe = pipeline.open(journal, spark)
+    journal, folder = sys.argv[1], Path(sys.argv[2])
+    pipe = pipeline.open(journal)
     threading.Thread(target=tell_when_folding, args=(folder,), daemon=True).start()
     rows = pipe.replay(Waiting(folder), partitions=4).collect()
     found = sorted((row.asDict() for row in rows), key=lambda row: row["customer"])
     (folder / "rows.json").write_text(json.dumps(found))
-    spark.stop()
+    pipe.spark.stop()
 
 
 if __name__ == "__main__":

@@ -154,7 +154,8 @@ async def test_an_outage_opens_the_circuit_and_few_messages_die_in_it() -> None:
     """Point 1: an outage of ten minutes, 200 events behind it."""
     clock = VirtualClock()
     bus = ResilientMessageBus(clock=clock)
-    is_down, handled = [True], []
+    is_down = [True]
+    handled: list[int] = []
 
     @bus.on(Placed)
     async def ship(event: Placed) -> None:
