@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, cast, final
+from typing import Any, Final, TypeAlias, final
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -146,7 +146,7 @@ class CircuitBreakerConfig(BaseModel):
     @field_validator("ignore", mode="before")
     @classmethod
     def _check_ignored(cls, ignore: Any) -> tuple[Any, ...]:
-        given: tuple[Any, ...] = (ignore,) if callable(ignore) else tuple(cast("Any", ignore))
+        given: list[Any] = [ignore] if callable(ignore) else list(ignore)
         for one in given:
             is_error = isinstance(one, type) and issubclass(one, Exception)
             if not is_error and (isinstance(one, type) or not callable(one)):
@@ -155,7 +155,7 @@ class CircuitBreakerConfig(BaseModel):
                     f"take an exception and say whether it does not count."
                 )
                 raise ValueError(message)
-        return given
+        return tuple(given)
 
     @model_validator(mode="after")
     def _check_windows(self) -> CircuitBreakerConfig:
