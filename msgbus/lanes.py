@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, final
 
 from msgbus.queue import BoundedEventQueue, Gated
@@ -184,6 +186,23 @@ class Lane:
         return any(worker.at_gate is event for worker in self.workers) or any(
             type(item) is Gated and item.event is event for item in self.queue.items
         )
+
+    @contextmanager
+    def waiting_for_circuit(self, events: Sequence[Event]) -> Generator[None]:
+        """While a worker waits with `events` for an open circuit, lower priorities go on.
+
+        Neither they nor what is queued behind them is waited for: the outage of one service
+        would stop handlers that do not even use it.
+        """
+        for worker in self.workers:
+            for item in worker.gated:
+                if any(item.event is event for event in events):
+                    item.let_others_pass()
+        self.queue.hold()
+        try:
+            yield
+        finally:
+            self.queue.release()
 
     def pause(self) -> None:
         """Take no more events for now; those in hand are finished."""

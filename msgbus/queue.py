@@ -108,10 +108,23 @@ class Gated:
         """Whether the event was never published after all, and is nobody's to handle."""
         return self.commit is not None and self.commit.is_void
 
+    @property
+    def closed_gate(self) -> Gate | None:
+        """The gate that it must still wait for, if there is one."""
+        for gate in (self.gate, self.commit):
+            if gate is not None and gate.remaining:
+                return gate
+        return None
+
+    def let_others_pass(self) -> None:
+        """Handlers of lower priority need not wait for this one any longer."""
+        later, self._later = self._later, ()
+        for gate in later:
+            gate.one_done()
+
     def done(self) -> None:
         """This handler is done with it: success, failure, timeout and drop alike."""
-        for gate in self._later:
-            gate.one_done()
+        self.let_others_pass()
         if self._report is not None:
             self._report(self)
 
@@ -124,6 +137,7 @@ class BoundedEventQueue:
     """
 
     __slots__ = (
+        "_held",
         "_high",
         "_is_high",
         "_low",
@@ -180,6 +194,7 @@ class BoundedEventQueue:
         """Whether `made_room` is to be told of every item that is taken."""
         self.has_gated = False
         """Whether it ever took an event whose handlers have different priorities."""
+        self._held = 0
 
     @property
     def has_room(self) -> bool:
@@ -207,6 +222,8 @@ class BoundedEventQueue:
         """Take one item, room or not, and see that somebody works on it."""
         if type(item) is Gated:
             self.has_gated = True
+            if self._held:
+                item.let_others_pass()
         self.items.append(item)
         if self.sleepers:
             self.sleepers.pop().wake()
@@ -231,6 +248,18 @@ class BoundedEventQueue:
         """Bring up to date what the hot paths ask."""
         self.is_watched = bool(self.waiting) or self._is_high
         self.fast_size = 0 if self.waiting else min(self._room, self.alarm - 1)
+
+    def hold(self) -> None:
+        """A worker waits for an open circuit: nobody waits for what is queued behind it."""
+        self._held += 1
+        if self.has_gated:
+            for item in self.items:
+                if type(item) is Gated:
+                    item.let_others_pass()
+
+    def release(self) -> None:
+        """The wait is over: what comes from now on is waited for again."""
+        self._held -= 1
 
     def drop_oldest(self) -> Undelivered:
         """Let the oldest item fall out."""

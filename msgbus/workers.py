@@ -6,6 +6,7 @@ to do it sleeps; it is woken by the publish that brings it work.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -27,7 +28,7 @@ set_frame = current_frame.set
 class Worker:
     """Takes events one by one."""
 
-    __slots__ = ("_lane", "_runtime", "_waker", "at_gate", "cut_off", "in_hand", "task")
+    __slots__ = ("_lane", "_runtime", "_waker", "at_gate", "cut_off", "gated", "in_hand", "task")
 
     task: Task
 
@@ -41,6 +42,8 @@ class Worker:
         """Events that it lost when its task was cancelled by others than the bus."""
         self.at_gate: Event | None = None
         """The event that it cannot handle before others of higher priority have."""
+        self.gated: Sequence[Gated] = ()
+        """What it has in hand that others may be waiting for."""
 
     async def run(self) -> None:
         """Work until the lane is closed."""
@@ -93,6 +96,7 @@ class Worker:
                     gated.done()
                     continue
                 began = now()
+                self.gated = (gated,)
                 if gated.attempt > 1:
                     frame = RetriedFrame(gated.attempt)
             frame.message = event
@@ -121,6 +125,7 @@ class Worker:
             finally:
                 self.in_hand = 0
                 if gated is not None:
+                    self.gated = ()
                     gated.is_handled = gated.error is None
                     gated.done()
             if lane.is_dead:
@@ -130,11 +135,10 @@ class Worker:
             began = ended
 
     async def _pass_gate(self, gated: Gated) -> None:
-        if gated.gate is None:
-            return
         self.at_gate = gated.event
         try:
-            await gated.gate.wait()
+            while (gate := gated.closed_gate) is not None:
+                await gate.wait()
         except BaseException:
             self._abandon(1)
             self.in_hand = 0
@@ -174,6 +178,8 @@ class ListWorker(Worker):
             await self._collect(taken)
             began = lane.host.clock.now()
             events = await self._wanted(taken)
+            if lane.queue.has_gated:
+                self.gated = [item for item in taken if type(item) is Gated]
             if events:
                 await self._try_list(events)
             self._say_what_became_of(taken, all_tried=not lane.is_dead)
@@ -182,6 +188,7 @@ class ListWorker(Worker):
             raise
         finally:
             self.in_hand = 0
+            self.gated = ()
         if events and not lane.is_dead:
             counts.lists += 1
             counts.recent.append(lane.host.clock.now() - began)
@@ -226,8 +233,8 @@ class ListWorker(Worker):
             return True
         while queue.items and len(taken) < queue.batch_size and not self._lane.is_paused:
             head = queue.items[0]
-            gate = head.gate if type(head) is Gated else None
-            if gate is not None and gate.remaining:
+            gate = head.closed_gate if type(head) is Gated else None
+            if gate is not None:
                 if taken and gate is not head.commit:
                     return False
                 self.at_gate = head.event

@@ -7,7 +7,8 @@ says what became of each event and where to go on.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -98,6 +99,10 @@ class Stage:
         self.name = audience.registration.name
         self.registration = audience.registration
         self.parked: list[Event] = []
+
+    def waiting_for_circuit(self, _events: Sequence[Event]) -> AbstractContextManager[None]:
+        """Nobody waits behind a replay."""
+        return nullcontext()
 
 
 @final

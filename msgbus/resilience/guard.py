@@ -128,7 +128,7 @@ class Guard:
         except CircuitOpenError:
             if not self._waits:
                 raise
-        with self._parked(message):
+        with self._parked(message), _frame().owner.waiting_for_circuit(_listed(message)):
             return await breaker.wait(_message_id(message))
 
     async def _recover(self, message: Any, attempt: Call, error: Exception) -> Any:
@@ -182,7 +182,7 @@ class Guard:
             yield
             return
         parked: list[Event] = _frame().owner.parked
-        mine = cast("list[Event]", message if isinstance(message, list) else [message])
+        mine = _listed(message)
         parked.extend(mine)
         try:
             yield
@@ -242,6 +242,10 @@ def marking(call: Call) -> Call:
         return await call(message)
 
     return mark
+
+
+def _listed(message: Any) -> list[Event]:
+    return cast("list[Event]", message if isinstance(message, list) else [message])
 
 
 def _remove(events: list[Event], event: Event) -> None:
