@@ -82,8 +82,9 @@ class ResilientMessageBus(MessageBus):
     Args:
         config: Sizes and times.
         retry: Whether and when to try again; `None` for never.
-        breaker: When to stop calling a handler for a while; each handler has its own
-            circuit unless a `CircuitBreaker` or a name is given to share. `None` for never.
+        breaker: When to stop calling a handler for a while; each function has its own
+            circuit, in all sessions, unless a `CircuitBreaker` or a name is given to share.
+            `None` for never.
         timeout: Seconds that one try may take.
         bulkhead: How many calls of one handler may run at once.
         rate_limit: How many calls of one handler may begin per second.
@@ -150,6 +151,7 @@ class ResilientMessageBus(MessageBus):
             self._circuits.adopt(breaker)
         self._policies.change(target, cast("Mapping[str, Any]", changes))
         self._guards.clear()
+        self._circuits.let_go()
         for session in self._core.sessions.values():
             session.attachments.clear()
         for lane in self._core.lanes.values():
@@ -310,7 +312,11 @@ class ResilientMessageBus(MessageBus):
 
     @property
     def circuits(self) -> Mapping[str, CircuitBreaker]:
-        """The circuits of the bus's handlers, and those that were named, by name."""
+        """The circuits of all handlers, and those that were named, by name.
+
+        A circuit belongs to a function: all sessions that register it share it, and those
+        that come later find it as it was left.
+        """
         return MappingProxyType(self._circuits.by_name)
 
     def circuit(self, name: str, config: CircuitBreakerConfig | None = None) -> CircuitBreaker:
@@ -321,10 +327,14 @@ class ResilientMessageBus(MessageBus):
         Raises:
             ConfigurationError: There is one already, with another config.
         """
+        self._make_circuits(name)
+        return self._circuits.named(name, config)
+
+    def _make_circuits(self, name: str) -> None:
+        """Make the circuits of the bus's own handlers of this name, if they were not yet."""
         for session_id, registration in self._core.registry.registrations():
             if session_id is None and registration.name == name:
-                self._guard(registration, None)  # its circuit is made now, if it was not yet
-        return self._circuits.named(name, config)
+                self._guard(registration, None)
 
     # -- around each handler -------------------------------------------------------------------
 
@@ -381,8 +391,16 @@ class ResilientMessageBus(MessageBus):
             # Its subscription tries again, and still knows after a restart how often it has.
             policy = replace(policy, retry=None)
         circuit: CircuitBreaker | None = None
-        if policy.breaker is not None:
-            circuit = self._circuits.of(registration, policy.breaker, is_own=session is not None)
+        breaker = policy.breaker
+        is_new = (
+            isinstance(breaker, CircuitBreakerConfig)
+            and self._circuits.known(registration, breaker) is None
+        )
+        if is_new and session is not None:
+            # The bus's own handlers have the first right to their names.
+            self._make_circuits(registration.name)
+        if breaker is not None:
+            circuit = self._circuits.of(registration, breaker, keep=session is not None)
         limits: list[Middleware] = []
         if policy.rate_limit is not None:
             rate = policy.rate_limit

@@ -1,9 +1,17 @@
-"""The circuits of one bus: who has which, and telling of their changes."""
+"""The circuits of one bus: who has which, and telling of their changes.
+
+A circuit belongs to a function, not to a registration: a service that is down is down for
+every session whose handler calls it. Functions are told apart by where they are written, so
+that closures made anew for each session, and instances of one class, share one circuit;
+handlers that were given different names have one each.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
-from typing import TYPE_CHECKING, final
+from itertools import chain, count
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
 from weakref import WeakMethod, WeakValueDictionary
 
 from msgbus.errors import ConfigurationError
@@ -18,21 +26,40 @@ if TYPE_CHECKING:
     from msgbus.registrations import Registration
     from msgbus.resilience.policy import Breaker
 
+CIRCUITS_KEPT: Final = 1_000
+"""Circuits of sessions' handlers that are kept when no session has the handler any more."""
+
+
+class FunctionKey(NamedTuple):
+    """Which function a handler is, however often it is made and registered."""
+
+    module: str
+    qualname: str
+    line: int
+    """Tells two lambdas, or two functions of one name, apart."""
+    name: str
+    """The name it was registered with, if the user gave one."""
+
 
 @final
 class Circuits:
-    """The circuits of the bus's own handlers, and those that were named."""
+    """The circuits of functions, and those that were named."""
 
     def __init__(self, core: BusCore, default: Breaker | None) -> None:
         self._core = core
         self._default = default if isinstance(default, CircuitBreakerConfig) else None
         self._shared: dict[str, CircuitBreaker] = {}
         self._own: WeakValueDictionary[str, CircuitBreaker] = WeakValueDictionary()
-        """Those of one handler each, which go with it."""
+        """Those of functions, by name. They go with the last handler, unless they are kept."""
+        self._by_function: WeakValueDictionary[Hashable, CircuitBreaker] = WeakValueDictionary()
+        """The same by function and config: policies may give one function several."""
+        self._kept: dict[CircuitBreaker, None] = {}
+        """Those of sessions' handlers, the last used at the end: the next session goes on
+        where the one before it has left."""
 
     @property
     def by_name(self) -> dict[str, CircuitBreaker]:
-        """All of them, but for those of sessions."""
+        """All of them."""
         return {**dict(self._own), **self._shared}
 
     def named(self, name: str, config: CircuitBreakerConfig | None = None) -> CircuitBreaker:
@@ -76,26 +103,52 @@ class Circuits:
 
         circuit.on_change = tell_both
 
-    def of(self, registration: Registration, breaker: Breaker, *, is_own: bool) -> CircuitBreaker:
+    def of(self, registration: Registration, breaker: Breaker, *, keep: bool) -> CircuitBreaker:
         """The circuit that a handler is to use.
 
         Args:
             registration: The handler.
             breaker: What its policy says.
-            is_own: Whether it belongs to a session: then a circuit that is not shared goes
-                with the session, and is listed nowhere.
+            keep: Whether the circuit stays when the handler goes, as those of sessions do; a
+                bounded number of them.
         """
         if isinstance(breaker, CircuitBreaker):
             return breaker  # adopted when the policy was set
         if isinstance(breaker, str):
             return self.named(breaker)
-        name = registration.name
-        if is_own:
-            return self._make(name, breaker)
-        if name in self._shared or name in self._own:
-            name = f"{name}[{registration.message_type.__name__}]"
-        circuit = self._own[name] = self._make(name, breaker)
+        circuit = self.known(registration, breaker)
+        if circuit is None:
+            function = function_key(registration)
+            name = self._free_name(registration, function)
+            circuit = self._own[name] = self._make(name, breaker)
+            self._by_function[function, _config_key(breaker)] = circuit
+        if keep:
+            self._keep(circuit)
         return circuit
+
+    def known(
+        self, registration: Registration, config: CircuitBreakerConfig
+    ) -> CircuitBreaker | None:
+        """The circuit of a handler's function, if there is one."""
+        return self._by_function.get((function_key(registration), _config_key(config)))
+
+    def let_go(self) -> None:
+        """Keep no circuit that no handler uses: the policies have changed."""
+        self._kept.clear()
+
+    def _keep(self, circuit: CircuitBreaker) -> None:
+        self._kept.pop(circuit, None)
+        self._kept[circuit] = None
+        if len(self._kept) > CIRCUITS_KEPT:
+            # One that has nothing to remember; else the one that was not used for longest.
+            idle = (one for one in self._kept if one.is_closed and not one.failures)
+            del self._kept[next(idle, next(iter(self._kept)))]
+
+    def _free_name(self, registration: Registration, function: FunctionKey) -> str:
+        name, path = registration.name, f"{function.module}.{function.qualname}"
+        choice = (name, f"{name}[{registration.message_type.__name__}]", path)
+        names = chain(choice, (f"{path} ({number})" for number in count(2)))
+        return next(one for one in names if one not in self._shared and one not in self._own)
 
     def _make(self, name: str, config: CircuitBreakerConfig | None) -> CircuitBreaker:
         return CircuitBreaker(
@@ -125,3 +178,23 @@ class Circuits:
             log.info("circuit_closed", bus=bus, circuit=change.name)
             closed = partial(CircuitClosedEvent, circuit=change.name, reason=change.reason)
             tell(CircuitClosedEvent, None, closed)
+
+
+def function_key(registration: Registration) -> FunctionKey:
+    """Which function a handler is."""
+    function: Any = registration.handler
+    while isinstance(function, partial):
+        function = cast("Any", function).func
+    if not hasattr(function, "__qualname__"):
+        function = type(function)  # an instance with `__call__`
+    line = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
+    name = registration.name if registration.named else ""
+    return FunctionKey(function.__module__, function.__qualname__, line, name)
+
+
+def _config_key(config: CircuitBreakerConfig) -> Hashable:
+    try:
+        hash(config)
+    except TypeError:  # a function in `ignore` that cannot be hashed
+        return id(config)
+    return cast("Hashable", config)

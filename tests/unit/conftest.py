@@ -35,7 +35,7 @@ NOT_THE_SAME: Final = {
     "test_a_handler_may_empty_the_list_it_was_given": _WHOLE_ONCE,
     "test_a_list_that_succeeds_the_second_time_is_not_split": _WHOLE_ONCE,
     "test_ten_thousand_sessions_leave_memory_where_it_was": "takes half a minute; what is more "
-    "in a resilient bus is counted by test_sessions_leave_no_circuits_behind",
+    "in a resilient bus is counted by test_sessions_leave_one_circuit_behind",
 }
 """Tests that run once, each with what a resilient bus does otherwise on purpose."""
 

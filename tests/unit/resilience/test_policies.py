@@ -341,7 +341,7 @@ def test_to_describe_and_then_change_a_policy_makes_no_second_circuit() -> None:
     assert list(bus.circuits) == ["handle"]
 
 
-def test_one_handler_of_two_types_has_a_circuit_for_each() -> None:
+def test_two_functions_of_one_name_have_a_circuit_each() -> None:
     bus = bus_of()
     bus.subscribe(OrderEvent, handle, name="mailer")
     bus.policy("mailer", breaker=CircuitBreakerConfig())
