@@ -7,6 +7,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
 from msgbus.context import Frame, current_frame, fix_in_frame
+from msgbus.depth import called_too_deep
 from msgbus.lifecycle import CommandResultEvent, CommandStartedEvent
 from msgbus.messages import Command, R, require_command, set_meta
 from msgbus.metadata import ROOT
@@ -98,7 +99,10 @@ class CommandSide:
         except Exception as error:
             elapsed = now() - began
             counts.failed += 1
-            frame = self._failed(frame, error, elapsed)
+            if isinstance(error, RecursionError):
+                frame = self._failed(frame, called_too_deep(frame, error), elapsed)
+            else:
+                frame = self._failed(frame, error, elapsed)
         except BaseException:
             elapsed = now() - began
             counts.cancelled += 1
@@ -188,7 +192,8 @@ class CommandSide:
             now = self._now()
             deadline = now + timeout if deadline is None else min(deadline, now + timeout)
             timeout = deadline - now
-        return plan, NestedResult(command, plan, deadline, outer), timeout
+        depth = 0 if outer is None else self._core.depth_watch.sent(command, outer)
+        return plan, NestedResult(command, plan, deadline, outer, depth), timeout
 
     def _failed(self, frame: CommandResult[R], error: Exception, elapsed: float) -> FailedResult[R]:
         """The result of a command that failed for good."""

@@ -106,6 +106,9 @@ class BusConfig(BaseModel):
     max_threads: int = Field(default=40, ge=1)
     """Sync handlers that may run at the same time."""
 
+    max_depth: int | None = Field(default=None, ge=1)
+    """How deep messages may cause each other; beyond it sending is a `MessageDepthError`."""
+
     drain_timeout: float = Field(default=30.0, ge=0)
     """How long leaving `async with bus:` waits for events that are still queued."""
 

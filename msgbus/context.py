@@ -40,7 +40,7 @@ class Frame:
     Subclasses have slots for what is different in other places.
     """
 
-    __slots__ = ("context", "message", "owner")
+    __slots__ = ("_depth", "context", "message", "owner")
 
     message: Any
     """The message; in a batch handler the first of the list."""
@@ -62,6 +62,21 @@ class Frame:
     """The frame this one was called from."""
     is_replay: bool = False
     """Whether it shows history, which has been handled in its time."""
+    _depth: int
+
+    @property
+    def depth(self) -> int:
+        """How many handlings led to this one; see `msgbus.depth`.
+
+        Found at the first look, which is when something is sent from here: most frames are
+        never asked. After that it stays, as the message itself may be sent on.
+        """
+        try:
+            return self._depth
+        except AttributeError:
+            handled = [self.message] if self.events is None else self.events
+            self._depth = max(meta.hops if (meta := peek(one)) else 0 for one in handled)
+            return self._depth
 
     @property
     def attempt(self) -> int:

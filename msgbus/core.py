@@ -6,6 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, final
 
 from msgbus.context import Frame, context_of, current_frame
+from msgbus.depth import DepthWatch
 from msgbus.errors import (
     BusClosedError,
     BusNotStartedError,
@@ -91,6 +92,7 @@ class BusCore(Quiescence):
         """Of events published under another topic than their class's."""
         self.durability: Durability | None = None
         """Everything that concerns the journal, if there is one."""
+        self.depth_watch = DepthWatch(config.name, config.max_depth)
         self._threads = ThreadPool(config.max_threads)
         registry.watch(self.refresh)
 

@@ -21,6 +21,7 @@ MsgBusError
 │  ├─ EngineFrozenError          a dispatch engine takes no more dispatchers and routes
 │  └─ EngineNotFrozenError       a dispatch engine must be frozen before it dispatches
 ├─ QueueFullError                a lane can take no more
+├─ MessageDepthError             messages cause each other without end; `.chain` (RecursionError)
 ├─ DeliveryError                 `.handler`, `.message_type`
 │  ├─ HandlerTimeoutError        a handler ran out of time (TimeoutError)
 │  └─ MiddlewareError            a middleware broke its contract
@@ -246,6 +247,34 @@ class QueueFullError(MsgBusError):
         self.handler = handler
         self.max_size = max_size
         super().__init__(f"The queue of {handler} is full ({max_size} events): {reason}")
+
+
+class MessageDepthError(MsgBusError, RecursionError):
+    """Messages cause each other without end, or too deep; `chain` has the last types."""
+
+    def __init__(self, chain: Sequence[str], *, depth: int, max_depth: int | None = None) -> None:
+        self.chain = tuple(chain)
+        self.depth = depth
+        shown = self.show(chain)
+        if max_depth is None:
+            text = (
+                f"Commands call each other until Python allows no more nested calls: {shown}, "
+                f"{depth} deep. Break the circle, or let one of them publish an event instead."
+            )
+        else:
+            text = (
+                f"{self.chain[-1]} would be {depth} messages deep, and this bus has "
+                f"max_depth={max_depth}: {shown}. Break the circle, or raise BusConfig.max_depth."
+            )
+        super().__init__(text)
+
+    @staticmethod
+    def show(chain: Sequence[str]) -> str:
+        """The chain as text; if it goes round and round, one round of it."""
+        for length in range(1, len(chain) // 2 + 1):
+            if all(one == other for one, other in zip(chain, chain[length:], strict=False)):
+                return " > ".join(chain[: length + 1])
+        return " > ".join(chain)
 
 
 class DeliveryError(MsgBusError):

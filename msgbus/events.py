@@ -185,6 +185,8 @@ class EventSide:
         require_event(event)
         self._core.require_open("publish on", outer)
         meta = fix_in_frame(event, outer, headers=headers, topic=topic)
+        if outer is not None:
+            self._core.depth_watch.sent(event, outer)
         session = self._core.sessions.get(meta.session_id) if meta.session_id else None
         return self._core.event_plan(type(event), session, meta.topic)
 
@@ -295,6 +297,7 @@ class EventSide:
                 raise ValueError(message)
             delay = at.astimezone(UTC).timestamp() - self._core.clock.time()
         delay = check_delay(delay)
+        metadata_of(event).hops = 0  # what waits for its time begins anew
         durability = self._core.durability
         if durability is not None and not isinstance(event, SystemEvent):
             return await durability.schedule(event, delay, handlers=plan.receipt.handlers)

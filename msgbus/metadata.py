@@ -37,6 +37,7 @@ class Root:
     session_id = None
     topic = None
     from_system = False
+    hops = 0
 
 
 ROOT: Final = Root()
@@ -46,7 +47,8 @@ class Metadata:
     """Who a message is and where it came from.
 
     `fixed` is set when the message is first executed or published; from then on its
-    cause, correlation and session stay as they are. `depth` is how many causes are above.
+    cause, correlation and session stay as they are. `depth` is how many causes are above;
+    `hops` and `chain` say how it came into the frame that handles it, and are not kept.
     """
 
     __slots__ = (
@@ -54,10 +56,12 @@ class Metadata:
         "_message_id",
         "_root_id",
         "causation_id",
+        "chain",
         "depth",
         "fixed",
         "from_system",
         "headers",
+        "hops",
         "place",
         "session_id",
         "topic",
@@ -87,6 +91,8 @@ class Metadata:
         self.from_system = from_system
         self._root_id = root_id
         self.depth = depth
+        self.hops = 0
+        self.chain: tuple[str, ...] = ()
         self.place: tuple[int, float] | None = None
         """Where and when a journal has recorded it: offset, seconds since the epoch."""
 

@@ -83,8 +83,14 @@ class NestedResult(CommandResult[R]):
     __slots__ = ("deadline", "on_lane", "parent")
 
     def __init__(
-        self, command: Command[R], owner: object, deadline: float | None, parent: Frame | None
+        self,
+        command: Command[R],
+        owner: object,
+        deadline: float | None,
+        parent: Frame | None,
+        depth: int,
     ) -> None:
+        self._depth = depth
         self.message = command
         self.owner = owner
         self.context = None

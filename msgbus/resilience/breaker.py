@@ -505,7 +505,7 @@ class _Ignored:
 
     def __init__(self, config: CircuitBreakerConfig) -> None:
         types = [cast("type[Exception]", one) for one in config.ignore if isinstance(one, type)]
-        self._types: tuple[type[Exception], ...] = (Refusal, *types)
+        self._types: tuple[type[Exception], ...] = (Refusal, RecursionError, *types)
         # Not by a type that has nothing to do with the system: a certificate that cannot be
         # verified is a ValueError too, and yet an outage.
         self._os_types: tuple[type[Exception], ...] = tuple(

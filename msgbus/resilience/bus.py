@@ -16,7 +16,13 @@ from msgbus.bus import MessageBus
 from msgbus.config import BusConfig
 from msgbus.context import current_frame
 from msgbus.core import Phase
-from msgbus.errors import BusStateError, ConfigurationError, DeadLetterError, Refusal
+from msgbus.errors import (
+    BusStateError,
+    ConfigurationError,
+    DeadLetterError,
+    MessageDepthError,
+    Refusal,
+)
 from msgbus.lifecycle import RetryScheduledEvent
 from msgbus.messages import Event, Message, R, SystemEvent, first_message, metadata_of
 from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
@@ -239,6 +245,8 @@ class ResilientMessageBus(MessageBus):
 
     def _failed(self, frame: CommandResult[R], error: Exception, elapsed: float) -> FailedResult[R]:
         result = super()._failed(frame, error, elapsed)
+        if isinstance(error, MessageDepthError) and frame.parent is not None:
+            return result  # the outermost of the calls is kept; hundreds may be below it
         plan: CommandPlan = frame.owner
         # `execute` gives the result to its caller, who sees the failure.
         letter = self._bury(frame, frame.message, plan.registration, error, answered=True)

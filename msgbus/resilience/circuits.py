@@ -186,7 +186,7 @@ def function_key(registration: Registration) -> FunctionKey:
     while isinstance(function, partial):
         function = cast("Any", function).func
     if not hasattr(function, "__qualname__"):
-        function = type(function)  # an instance with `__call__`
+        function = cast("Any", type(function))  # an instance with `__call__`
     line = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
     name = registration.name if registration.named else ""
     return FunctionKey(function.__module__, function.__qualname__, line, name)

@@ -141,7 +141,7 @@ class CircuitBreakerConfig(BaseModel):
     ignore: tuple[Ignored, ...] = MESSAGE_ERRORS
     """Exceptions that are answers: the service is up. Types, and functions such as
     one for HTTP 4xx. Replaces the default: write `(*MESSAGE_ERRORS, is_4xx)` to add to it, `()` to
-    count everything. A `Refusal` never counts."""
+    count everything. A `Refusal` and a `RecursionError` never count."""
 
     @field_validator("ignore", mode="before")
     @classmethod

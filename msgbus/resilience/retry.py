@@ -36,6 +36,7 @@ PERMANENT: Final = (
     BusStateError,
     CircuitOpenError,
     ValidationError,
+    RecursionError,
 )
 """What comes out the same however often it is tried."""
 

@@ -1,0 +1,81 @@
+"""Circles: messages that cause each other without end.
+
+Each message that a handler sends is one deeper than the one being handled. The depth is an int
+in the frame of the handling; from one frame to the next it goes with the message, also to
+another bus of the process. It is never stored, and what waits for its time begins anew: a
+handler that publishes its next turn with a delay is a clock.
+
+Which types there are on the way is noted only for what is very deep.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, final
+
+from msgbus.errors import MessageDepthError
+from msgbus.messages import Message, metadata_of
+from msgbus.telemetry.logging import log
+
+if TYPE_CHECKING:
+    from msgbus.context import Frame
+
+WATCHED_FROM: Final = 100
+"""The depth from which types are noted."""
+
+SHOWN: Final = 20
+"""So many types are noted; when they have been, the circle is told of."""
+
+CALLS: Final = 10
+"""Commands that must have called each other for a `RecursionError` to be their doing."""
+
+
+@final
+class DepthWatch:
+    """Looks at how deep the messages of one bus are."""
+
+    def __init__(self, bus: str, max_depth: int | None) -> None:
+        self._bus = bus
+        self._max_depth = max_depth
+        self._noted_from = WATCHED_FROM
+        if max_depth is not None:
+            self._noted_from = min(WATCHED_FROM, max(max_depth - SHOWN, 0))
+        self._told: set[frozenset[str]] = set()
+
+    def sent(self, message: Message, outer: Frame) -> int:
+        """Note that `message` is sent while `outer` is being handled, and how deep that is.
+
+        Raises:
+            MessageDepthError: It is deeper than this bus allows.
+        """
+        meta = metadata_of(message)
+        depth = meta.hops = outer.depth + 1
+        if depth > self._noted_from:
+            above = metadata_of(outer.message).chain
+            meta.chain = (*above[1 - SHOWN :], type(message).__name__)
+            self._judge(meta.chain, depth)
+        return depth
+
+    def _judge(self, chain: tuple[str, ...], depth: int) -> None:
+        if self._max_depth is not None and depth > self._max_depth:
+            raise MessageDepthError(chain, depth=depth, max_depth=self._max_depth)
+        if depth == WATCHED_FROM + SHOWN and frozenset(chain) not in self._told:
+            self._told.add(frozenset(chain))
+            shown = MessageDepthError.show(chain)
+            log.warning("message_circle", bus=self._bus, depth=depth, chain=shown)
+
+
+def called_too_deep(frame: Frame, error: RecursionError) -> RecursionError:
+    """What a command failed with that reached Python's limit of nested calls.
+
+    Each command on the way up gets the same error, without the traceback of those below.
+    """
+    if isinstance(error, MessageDepthError):
+        return error.with_traceback(None)
+    chain: list[str] = []
+    above: Frame | None = frame
+    while above is not None and len(chain) < SHOWN:
+        chain.append(type(above.message).__name__)
+        above = above.parent
+    if len(chain) < CALLS:
+        return error  # the handler's own
+    return MessageDepthError(chain[::-1], depth=frame.depth)
