@@ -258,8 +258,8 @@ class MessageDepthError(MsgBusError, RecursionError):
         shown = self.show(chain)
         if max_depth is None:
             text = (
-                f"Commands call each other until Python allows no more nested calls: {shown}, "
-                f"{depth} deep. Break the circle, or let one of them publish an event instead."
+                f"Commands call each other without end, or deeper than calls can be nested: "
+                f"{shown}, {depth} deep. Break the circle, or let one of them publish an event."
             )
         else:
             text = (

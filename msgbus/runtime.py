@@ -12,6 +12,7 @@ import sys
 import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, final
 
@@ -19,6 +20,7 @@ import anyio.lowlevel
 from typing_extensions import TypeVarTuple
 
 from msgbus.errors import BusStateError
+from msgbus.waiting_threads import wait_for
 
 if TYPE_CHECKING:
     import asyncio
@@ -314,7 +316,7 @@ class _AsyncioRuntime:
         async def run() -> T:
             return await function()
 
-        return self._asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+        return wait_for(lambda: self._asyncio.run_coroutine_threadsafe(run(), self._loop))
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         with suppress(RuntimeError):
@@ -420,10 +422,35 @@ class _TrioRuntime:
         return trio.current_effective_deadline() == float("-inf")
 
     def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
+        refuse_own_thread(self)
+        return wait_for(lambda: self._submit(function))
+
+    def _submit(self, function: Callable[[], Awaitable[T]]) -> Future[T]:
+        """As `trio.from_thread.run`, but for a thread that does not only wait."""
         import trio
 
-        refuse_own_thread(self)
-        return trio.from_thread.run(function, trio_token=self._token)
+        answer: Future[T] = Future()
+        context = contextvars.copy_context()
+
+        async def run() -> None:
+            try:
+                value = await function()
+            except BaseException as error:
+                if _contains(error, trio.Cancelled, *_PROGRAM_ENDS):
+                    answer.set_exception(trio.RunFinishedError("the event loop has ended"))
+                    raise
+                answer.set_exception(error)
+            else:
+                answer.set_result(value)
+
+        def begin() -> None:
+            try:
+                trio.lowlevel.spawn_system_task(run, name="msgbus portal", context=context)
+            except RuntimeError:  # the loop is ending
+                answer.set_exception(trio.RunFinishedError("the event loop has ended"))
+
+        self._token.run_sync_soon(begin)
+        return answer
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         import trio

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar, final
 
 import anyio
 import anyio.to_thread
 
 from msgbus.runtime import Runtime, current_runtime
+from msgbus.waiting_threads import handler_thread, waiting_thread
 
 T = TypeVar("T")
 
@@ -21,6 +23,9 @@ class ThreadPool:
 
     A handler that ran out of time goes on in its thread, as a thread cannot be stopped. It
     keeps its place until it ends, so that time-outs cannot pile up threads without bound.
+
+    If no place is free, what a sync handler called through a portal runs in that handler's own
+    thread, which is waiting for it.
     """
 
     def __init__(self, max_threads: float) -> None:
@@ -33,13 +38,20 @@ class ThreadPool:
         if self._places is None or self._unbounded is None:
             self._places = anyio.CapacityLimiter(self._max_threads)
             self._unbounded = anyio.CapacityLimiter(math.inf)
-        place = _Place(self._places, current_runtime())
+        runtime = current_runtime()
+        caller = waiting_thread.get()
+        if caller is not None and self._places.available_tokens < 1:
+            job = caller.give(function)
+            if job is not None:
+                return await _outcome(job, runtime)
+        place = _Place(self._places, runtime)
         await place.take()
 
         def work() -> T:
             place.is_working = True
             try:
-                return function()
+                with handler_thread():
+                    return function()
             finally:
                 place.give_back_from_thread()
 
@@ -51,6 +63,23 @@ class ThreadPool:
             if not place.is_working:
                 place.give_back()
             raise
+
+
+async def _outcome(job: Future[T], runtime: Runtime) -> T:
+    """What a job in another thread gives; not begun at all if this is cancelled before."""
+    reply = runtime.reply()
+
+    def tell() -> None:
+        if not reply.done():
+            reply.set_result(None)
+
+    job.add_done_callback(lambda _: runtime.call_soon(tell))
+    try:
+        await reply
+    except BaseException:
+        job.cancel()
+        raise
+    return job.result()
 
 
 @final
