@@ -143,6 +143,7 @@ class CommandSide:
         frame: CommandResult[R] = QueuedResult(command, plan, attempt, retried=retried)
         counts = plan.counts
         counts.sent = sent = counts.sent + 1
+        counts.retried += attempt > 1
         if core.watched:
             self._tell_started(plan, command)
         token = set_frame(frame)

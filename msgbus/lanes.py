@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from msgbus.messages import Event
     from msgbus.registrations import Registration
     from msgbus.runtime import Runtime
+    from msgbus.telemetry.stats import LaneCounts
 
 
 class LaneHost(Protocol):
@@ -117,6 +118,11 @@ class Lane:
     def priority(self) -> int:
         """Higher runs first."""
         return self.registration.priority
+
+    @property
+    def counts(self) -> LaneCounts:
+        """The handler's numbers."""
+        return self.queue.counts
 
     @property
     def in_hand(self) -> int:

@@ -99,6 +99,7 @@ class Worker:
                 self.gated = (gated,)
                 if gated.attempt > 1:
                     frame = RetriedFrame(gated.attempt)
+                    counts.retried += 1
             frame.message = event
             frame.owner = lane
             frame.context = None
@@ -327,6 +328,8 @@ class ListWorker(Worker):
         lane = self._lane
         invoke = lane.invoke
         assert invoke is not None  # noqa: S101 (workers are made only after `open`)
+        if attempt > 1:
+            lane.queue.counts.retried += len(events)
         frame = ListFrame(events, lane, attempt)
         set_frame(frame)
         try:

@@ -22,6 +22,7 @@ from msgbus.journal.records import Kind
 from msgbus.messages import Event
 from msgbus.subscriptions.rate import RateLimit
 from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.stats import LaneCounts
 
 if TYPE_CHECKING:
     from msgbus.durability.audience import Audience
@@ -92,13 +93,14 @@ class ReplayReport:
 class Stage:
     """Stands where a lane would: what the frames of a replay belong to."""
 
-    __slots__ = ("bus", "name", "parked", "registration")
+    __slots__ = ("bus", "counts", "name", "parked", "registration")
 
     def __init__(self, bus: Any, audience: Audience) -> None:
         self.bus = bus
         self.name = audience.registration.name
         self.registration = audience.registration
         self.parked: list[Event] = []
+        self.counts = LaneCounts()  # of nobody: a replay says what became of it by itself
 
     def waiting_for_circuit(self, _events: Sequence[Event]) -> AbstractContextManager[None]:
         """Nobody waits behind a replay."""

@@ -159,6 +159,7 @@ class Guard:
                 raise error  # the cause, not the circuit that its own failures have opened
             tries += 1
             context.attempt += 1
+            frame.owner.counts.retried += len(_listed(message))
             try:
                 return await _under(permit, attempt, message)
             except Exception as again:

@@ -46,6 +46,7 @@ _EVENT_COUNTERS: Final[Rows] = {
 _LANE_COUNTERS: Final[Rows] = {
     "events_processed": ("handled", "Events that the handler has handled."),
     "events_failed": ("failed", "Events that the handler has failed on."),
+    "events_retried": ("retried", "Tries after the first, of events that had failed."),
     "events_filtered": ("filtered", "Events turned away by a filter; of the bus if no handler."),
     "events_dropped": ("dropped", "Events that fell out of the handler's full queue."),
     "events_abandoned": ("abandoned", "Events given up because the bus or session ended."),
@@ -61,6 +62,7 @@ _COMMAND_COUNTERS: Final[Rows] = {
     "commands_sent": ("sent", "Commands given to the handler."),
     "commands_processed": ("handled", "Commands that the handler has handled."),
     "commands_failed": ("failed", "Commands that the handler has failed on."),
+    "commands_retried": ("retried", "Tries after the first, of commands that had failed."),
     "commands_cancelled": ("cancelled", "Commands whose caller gave up."),
 }
 _BUS_GAUGES: Final[Rows] = {

@@ -75,13 +75,14 @@ def add_to_buckets(buckets: list[int], seconds: list[float]) -> None:
 class CommandCounts(Durations):
     """One command handler's numbers."""
 
-    __slots__ = ("cancelled", "failed", "sent")
+    __slots__ = ("cancelled", "failed", "retried", "sent")
 
     def __init__(self, every: int = 1) -> None:
         super().__init__(every)
         self.sent = 0
         self.failed = 0
         self.cancelled = 0
+        self.retried = 0
 
     @property
     def running(self) -> int:
@@ -104,7 +105,7 @@ class LaneCounts(Durations):
 
     __slots__ = (
         "abandoned", "dropped", "failed", "failed_in_lists", "filtered", "handled_in_lists",
-        "lists", "overflowed",
+        "lists", "overflowed", "retried",
     )  # fmt: skip
 
     def __init__(self, every: int = 1) -> None:
@@ -117,6 +118,7 @@ class LaneCounts(Durations):
         self.dropped = 0
         self.abandoned = 0
         self.overflowed = 0
+        self.retried = 0
 
     @property
     def handled(self) -> int:
@@ -239,6 +241,8 @@ class CommandHandlerStats(DurationStats):
     failed: int
     cancelled: int
     running: int
+    retried: int = 0
+    """Tries after the first, of commands that had failed."""
 
 
 @final
@@ -258,6 +262,8 @@ class EventHandlerStats(DurationStats):
     running: int
     backpressure: bool
     """Whether the strategy of its queue acts: it makes wait, slows, refuses or drops."""
+    retried: int = 0
+    """Tries after the first, of events that had failed."""
 
     @property
     def pending(self) -> int:

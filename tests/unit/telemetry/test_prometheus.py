@@ -25,8 +25,9 @@ from tests.unit.telemetry.exposition import PlaceOrder, Series, Source, empty, i
 
 COUNTERS = [
     "events_published", "events_processed", "events_failed", "events_filtered",
-    "events_rejected", "events_dropped", "events_abandoned",
+    "events_rejected", "events_dropped", "events_abandoned", "events_retried",
     "commands_sent", "commands_processed", "commands_failed", "commands_cancelled",
+    "commands_retried",
     "subscription_delivered", "subscription_acked", "subscription_skipped", "subscription_failed",
     "subscription_timed_out", "subscription_redelivered", "subscription_dead_lettered",
     "subscription_dropped", "subscription_stalls", "subscription_errors",
