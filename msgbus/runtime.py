@@ -316,7 +316,11 @@ class _AsyncioRuntime:
         async def run() -> T:
             return await function()
 
-        return wait_for(lambda: self._asyncio.run_coroutine_threadsafe(run(), self._loop))
+        def submit() -> Future[T]:
+            answer: Future[T] = self._asyncio.run_coroutine_threadsafe(run(), self._loop)
+            return answer
+
+        return wait_for(submit)
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         with suppress(RuntimeError):
