@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 import anyio
+from typing_extensions import override
 
 from msgbus.clock import Clock, SystemClock
 from msgbus.commands import CommandSide
@@ -30,6 +31,7 @@ from msgbus.registrations import Registration
 from msgbus.registry import HandlerRegistry, IRegistry
 from msgbus.requests import RequestSide
 from msgbus.runtime import current_runtime
+from msgbus.sending import E
 from msgbus.session import BusSession
 from msgbus.shutdown import drain, end, quiet, workers_gone
 from msgbus.snapshot import snapshot
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
 
     from msgbus.durability.hub import Durability
     from msgbus.lanes import Lane
-
-E = TypeVar("E", bound=Event)
 
 
 class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Subscription]):
@@ -226,19 +226,9 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
             self._core, session_id, registries=registries, provide=provide, headers=headers
         )
 
-    @overload
-    def stream(self, event_type: type[E], *, buffer: int = 1000) -> EventStream[E]: ...
-    @overload
-    def stream(self, event_type: str, *, buffer: int = 1000) -> EventStream[Event]: ...
-    def stream(self, event_type: Any, *, buffer: int = 1000) -> EventStream[Any]:
-        """Events as an iterator: `async with bus.stream(OrderPlaced) as events:`.
-
-        Of a class and its subclasses, or of topics: `bus.stream("shop.**")`.
-        """
-        if buffer < 1:
-            message = f"buffer must be at least 1, not {buffer}."
-            raise ValueError(message)
-        return EventStream(self._core, event_type, buffer)
+    @override
+    def stream(self, event_type: type[E] | str, /, *, buffer: int = 1000) -> EventStream[E]:
+        return EventStream(self._core, event_type, buffer, self._register)
 
     def portal(self) -> BusPortal:
         """The same bus for other threads, with blocking calls.

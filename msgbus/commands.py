@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final
 
+from typing_extensions import override
+
 from msgbus.context import Frame, current_frame, fix_in_frame
 from msgbus.depth import called_too_deep
 from msgbus.lifecycle import CommandResultEvent, CommandStartedEvent
@@ -14,6 +16,7 @@ from msgbus.metadata import ROOT
 from msgbus.middleware.chain import not_awaited
 from msgbus.plans import CommandPlan
 from msgbus.results import CommandResult, FailedResult, NestedResult, QueuedResult
+from msgbus.sending import SendingMethods
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations
@@ -28,8 +31,8 @@ set_frame: Final = current_frame.set
 reset_frame: Final = current_frame.reset
 
 
-class CommandSide:
-    """`execute` and `call`, as part of `MessageBus`."""
+class CommandSide(SendingMethods):
+    """`execute`, as part of `MessageBus`."""
 
     _core: BusCore
 
@@ -38,28 +41,15 @@ class CommandSide:
         self._now: Callable[[], float] = self._core.clock.now
         self._commands: dict[type, CommandPlan] = self._core.commands
 
+    @override
     async def execute(  # noqa: C901, PLR0912, PLR0915 (the hot path, in one piece)
         self,
         command: Command[R],
+        /,
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> CommandResult[R]:
-        """Have the one handler of `command` handle it, and give its result.
-
-        Errors of the handler, of middleware and of time become a result with
-        `success=False`. Cancellation propagates. A nested call inherits the deadline.
-
-        Args:
-            command: What to do.
-            timeout: Seconds it may take in all.
-            headers: Text that flows with it to everything it causes.
-
-        Raises:
-            MissingHandlerError: Nobody handles such commands.
-            WrongMessageTypeError: It is no command.
-            BusClosedError: The bus is stopping or has stopped.
-        """
         core = self._core
         plan = self._commands.get(type(command))
         outer = get_frame()
@@ -117,10 +107,6 @@ class CommandSide:
         if core.watched:
             self._tell_result(plan, command, frame)
         return frame
-
-    async def call(self, command: Command[R], *, timeout: float | None = None) -> R:
-        """As `execute`, but gives the value or raises the handler's own exception."""
-        return (await self.execute(command, timeout=timeout)).unwrap()
 
     async def perform(  # noqa: C901 (as `execute`, in one piece)
         self, command: Command[R], *, attempt: int, retried: bool

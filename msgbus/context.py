@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, final
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
+
+from typing_extensions import override
 
 from msgbus.messages import (
-    Command,
     Event,
     Message,
-    R,
     SystemEvent,
     fix,
     metadata_of,
@@ -26,12 +26,14 @@ from msgbus.messages import (
     topic_of,
 )
 from msgbus.metadata import Metadata, Root
+from msgbus.sending import E, SendingMethods
 
 if TYPE_CHECKING:
     from msgbus.bus import MessageBus
-    from msgbus.receipts import PublishReceipt
-    from msgbus.results import CommandResult
     from msgbus.session import BusSession
+    from msgbus.streams import EventStream
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Frame:
@@ -199,8 +201,28 @@ def fix_in_frame(
     return fix(message, None, session_id=session_id, headers=headers, topic=topic)
 
 
+def _in_context(method: F) -> F:
+    """The method of the bus, called as the handler itself would: in any task, with its cause."""
+    name = method.__name__
+
+    @wraps(method)
+    async def send(self: Context, *args: Any, **options: Any) -> Any:
+        frame = current_frame.get()
+        if frame is not None and frame.context is self:
+            # Already current, or narrowed to one event by `handling`.
+            return await getattr(self.bus, name)(*args, **options)
+        # The context may be used from a task that was started before this handler.
+        token = current_frame.set(self._frame)  # pyright: ignore[reportPrivateUsage]
+        try:
+            return await getattr(self.bus, name)(*args, **options)
+        finally:
+            current_frame.reset(token)
+
+    return cast("F", send)
+
+
 @final
-class Context:
+class Context(SendingMethods):
     """One handling of one message. Ask for it with a parameter annotated `Context`."""
 
     __slots__ = ("_frame", "attempt", "emitted", "kept", "outgoing", "trouble")
@@ -275,58 +297,21 @@ class Context:
         fix_in_frame(event, frame if mine else self._frame)
         self.emitted.append(event)
 
-    async def publish(
-        self,
-        event: Event,
-        *,
-        headers: Mapping[str, str] | None = None,
-        topic: str | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-    ) -> PublishReceipt:
-        """Publish `event`, caused by the message at hand and in its session."""
-        with self._current():
-            return await self.bus.publish(event, headers=headers, topic=topic, delay=delay, at=at)
+    execute = _in_context(SendingMethods.execute)
+    publish = _in_context(SendingMethods.publish)
+    publish_many = _in_context(SendingMethods.publish_many)
+    request = _in_context(SendingMethods.request)
+    enqueue = _in_context(SendingMethods.enqueue)
 
-    async def execute(
-        self,
-        command: Command[R],
-        *,
-        timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> CommandResult[R]:
-        """Execute `command`, caused by the message at hand and in its session."""
-        with self._current():
-            return await self.bus.execute(command, timeout=timeout, headers=headers)
-
-    async def call(
-        self,
-        command: Command[R],
-        *,
-        timeout: float | None = None,
-    ) -> R:
-        """As `execute`, but gives the value or raises the handler's own exception."""
-        with self._current():
-            return await self.bus.call(command, timeout=timeout)
+    @override
+    def stream(self, event_type: type[E] | str, /, *, buffer: int = 1000) -> EventStream[E]:
+        return self.bus.stream(event_type, buffer=buffer)
 
     @contextmanager
     def handling(self, event: Event) -> Generator[None]:
         """In a batch handler: what is sent inside is caused by this one event."""
         frame = _NarrowedFrame(event, self._frame, self)
         token = current_frame.set(frame)
-        try:
-            yield
-        finally:
-            current_frame.reset(token)
-
-    @contextmanager
-    def _current(self) -> Generator[None]:
-        frame = current_frame.get()
-        if frame is not None and frame.context is self:
-            yield  # already current, or narrowed to one event by `handling`
-            return
-        # The context may be used from a task that was started before this handler.
-        token = current_frame.set(self._frame)
         try:
             yield
         finally:

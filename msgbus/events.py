@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import anyio.lowlevel
+from typing_extensions import override
 
 from msgbus.admission import admit_event
 from msgbus.context import Frame, current_frame, fix_in_frame
@@ -27,6 +28,7 @@ from msgbus.metadata import ROOT
 from msgbus.plans import EventPlan
 from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary
 from msgbus.schedule import Schedule, check_delay
+from msgbus.sending import SendingMethods
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from msgbus.queue import Gate
 
 
-class EventSide:
+class EventSide(SendingMethods):
     """`publish` and `publish_many`, as part of `MessageBus`."""
 
     _core: BusCore
@@ -48,35 +50,17 @@ class EventSide:
         self._filters: list[FilterLike] = [_pass_all] if is_timed else []
         self._schedule = Schedule(self._core.clock, self._publish_due)
 
+    @override
     async def publish(  # noqa: C901, PLR0911, PLR0912 (the hot path, in one piece)
         self,
         event: Event,
+        /,
         *,
         headers: Mapping[str, str] | None = None,
         topic: str | None = None,
         delay: float | None = None,
         at: datetime | None = None,
     ) -> PublishReceipt:
-        """Put `event` into the queue of each of its handlers; they run later.
-
-        If a queue is full, what happens is that queue's strategy; by default this waits,
-        so a slow handler slows its publishers. A cancelled wait has published nothing.
-        Inside an event handler it never waits. Before `start` events are kept.
-
-        Args:
-            event: What happened.
-            headers: Text that flows with it to everything it causes.
-            topic: The topic to publish under, instead of the class's own; the event keeps it.
-            delay: Seconds to wait before it is published; `unschedule` takes it back.
-            at: The time at which to publish it; must know its time zone.
-
-        Raises:
-            WrongMessageTypeError: It is no event.
-            InvalidTopicError: `topic` is no topic; patterns are for handlers.
-            BusClosedError: The bus is stopping or has stopped.
-            QueueFullError: A queue is full and waiting is impossible: in a handler whose
-                overflow is used up, or before `start`.
-        """
         plan = self._events.get(type(event))
         outer = current_frame.get()
         try:
@@ -117,17 +101,10 @@ class EventSide:
                 queue.on_work()
         return plan.receipt
 
+    @override
     async def publish_many(
-        self, events: Iterable[Event] | AsyncIterable[Event], *, chunk: int = 1000
+        self, events: Iterable[Event] | AsyncIterable[Event], /, *, chunk: int = 1000
     ) -> PublishSummary:
-        """Publish all `events`, giving other tasks a turn after each `chunk`.
-
-        On a bus with a journal as many events as there are, up to `chunk` and to 1,000, are
-        committed together; it may read that many ahead of what it has published.
-
-        Raises:
-            WrongMessageTypeError: One is no event; those before it are published.
-        """
         _check_many(events, chunk)
         # Whoever replaces `publish`, in a subclass or a test, gets to see each event.
         is_own = getattr(self.publish, "__func__", None) is EventSide.publish

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+from typing_extensions import override
+
 from msgbus.errors import ConfigurationError
 from msgbus.messages import R
 from msgbus.protocols import require_members
+from msgbus.sending import SendingMethods
 
 if TYPE_CHECKING:
     import sqlite3
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class JournalSide:
+class JournalSide(SendingMethods):
     """`journal`, `transaction` and what else needs one, as part of `MessageBus`."""
 
     _core: BusCore
@@ -189,31 +192,15 @@ class JournalSide:
     async def _journal_closing(self) -> None:
         """For subclasses: the last moment at which there is a journal to write to."""
 
+    @override
     async def enqueue(
         self,
         command: Command[R],
+        /,
         delay: float | None = None,
         *,
         headers: Mapping[str, str] | None = None,
     ) -> Ticket[R]:
-        """Keep `command` in the journal, to be handled later by whoever handles such commands.
-
-        When this returns it is durable: this process or another on the same journal handles
-        it, at least once, and tries again if it fails or if its process dies. The handler may
-        run more than once, so it should be idempotent. Enqueuing a command twice does it once.
-
-        Args:
-            command: What to do; its reply is kept as JSON for the ticket.
-            delay: Seconds before it may begin.
-            headers: Text that flows with it to everything it causes.
-
-        Raises:
-            ConfigurationError: The bus has no journal, or the reply has no JSON form.
-            WrongMessageTypeError: It is no command, or a query, which nobody wants to know later.
-            StoredMessageError: It cannot be written as JSON.
-            BusClosedError: The bus is stopping or has stopped.
-            JournalError: The journal did not take it.
-        """
         return await self._durability("bus.enqueue()").commands.add(command, delay, headers)
 
     async def ticket(self, message_id: str) -> Ticket[Any]:

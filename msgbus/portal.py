@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, final
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, TypeVar, cast, final
 
-from msgbus.messages import Command, Event, R
+from typing_extensions import ParamSpec
+
+from msgbus.sending import E, SendingMethods
 
 if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
     from msgbus.bus import MessageBus
-    from msgbus.receipts import PublishReceipt
-    from msgbus.results import CommandResult
     from msgbus.runtime import Runtime
+    from msgbus.streams import EventStream
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """The method of the bus, run on its event loop while the caller's thread waits."""
+    name = method.__name__
+
+    @wraps(method)
+    def send(self: BusPortal, /, *args: P.args, **options: P.kwargs) -> T:
+        return cast("T", self.wait(lambda: getattr(self.bus, name)(*args, **options)))
+
+    del send.__wrapped__  # it would pass for a coroutine function
+    vars(send)["__signature__"] = inspect.signature(method)
+    return send
 
 
 @final
@@ -22,29 +46,69 @@ class BusPortal:
     """
 
     def __init__(self, bus: MessageBus, runtime: Runtime) -> None:
-        self._bus = bus
+        self.bus = bus
+        """The bus itself, which belongs to its event loop."""
         self._runtime = runtime
 
-    def execute(
+    execute = _blocking(SendingMethods.execute)
+    call = _blocking(SendingMethods.call)
+    publish = _blocking(SendingMethods.publish)
+    publish_many = _blocking(SendingMethods.publish_many)
+    request = _blocking(SendingMethods.request)
+    enqueue = _blocking(SendingMethods.enqueue)
+
+    def stream(self, event_type: type[E] | str, /, *, buffer: int = 1000) -> BlockingStream[E]:
+        """Events as an iterator: `with portal.stream(OrderPlaced) as events:`."""
+        return BlockingStream(self.bus.stream(event_type, buffer=buffer), self)
+
+    def wait(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The value of a coroutine function, run on the bus's event loop.
+
+        Raises:
+            BusStateError: Called on that loop's own thread, which would wait for itself.
+        """
+        return self._runtime.run_from_thread(function)
+
+
+@final
+class BlockingStream(Generic[E]):
+    """An `EventStream` for other threads: its loop waits for the next event."""
+
+    def __init__(self, stream: EventStream[E], portal: BusPortal) -> None:
+        self._stream = stream
+        self._portal = portal
+
+    @property
+    def missed(self) -> int:
+        """Events that fell out of the buffer because the reader was too slow."""
+        return self._stream.missed
+
+    @property
+    def lag(self) -> int:
+        """Events that wait to be read."""
+        return self._stream.lag
+
+    def __enter__(self) -> Self:
+        self._portal.wait(self._stream.__aenter__)
+        return self
+
+    def __exit__(
         self,
-        command: Command[R],
-        *,
-        timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> CommandResult[R]:
-        """Execute a command and wait for its result."""
-        return self._runtime.run_from_thread(
-            lambda: self._bus.execute(command, timeout=timeout, headers=headers)
-        )
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._portal.wait(lambda: self._stream.__aexit__(kind, error, trace))
 
-    def call(self, command: Command[R], *, timeout: float | None = None) -> R:
-        """Execute a command and give its value, or raise the handler's own exception."""
-        return self._runtime.run_from_thread(lambda: self._bus.call(command, timeout=timeout))
+    def __iter__(self) -> Self:
+        aiter(self._stream)  # refuses one that was not entered
+        return self
 
-    def publish(
-        self, event: Event, *, headers: Mapping[str, str] | None = None, topic: str | None = None
-    ) -> PublishReceipt:
-        """Publish an event; waits for room as `bus.publish` does."""
-        return self._runtime.run_from_thread(
-            lambda: self._bus.publish(event, headers=headers, topic=topic)
-        )
+    def __next__(self) -> E:
+        async def read() -> E | None:
+            return await anext(self._stream, None)
+
+        event = self._portal.wait(read)
+        if event is None:
+            raise StopIteration
+        return event

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from typing_extensions import get_protocol_members
 
 from msgbus.errors import ConfigurationError
-from msgbus.messages import Command, Event, R
+from msgbus.sending import SendingMethods
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
-    from msgbus.receipts import DrainReport, PublishReceipt, PublishSummary
-    from msgbus.results import CommandResult
+    from msgbus.receipts import DrainReport
     from msgbus.telemetry.stats import BusStats
 
 
@@ -45,7 +41,7 @@ def require_members(given: object, protocol: type, name: str, fix: str) -> None:
         raise ConfigurationError(message)
 
 
-class IMessageBus(Protocol):
+class IMessageBus(SendingMethods, Protocol):
     """The calls that application code makes. `MessageBus` satisfies it."""
 
     async def start(self) -> None:
@@ -54,38 +50,6 @@ class IMessageBus(Protocol):
 
     async def stop(self, timeout: float | None = 30.0) -> DrainReport:
         """Finish what is queued and stop."""
-        ...
-
-    async def execute(
-        self,
-        command: Command[R],
-        *,
-        timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> CommandResult[R]:
-        """Have a command handled, and give its result."""
-        ...
-
-    async def call(self, command: Command[R], *, timeout: float | None = None) -> R:
-        """Have a command handled, and give its value or raise."""
-        ...
-
-    async def publish(
-        self,
-        event: Event,
-        *,
-        headers: Mapping[str, str] | None = None,
-        topic: str | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-    ) -> PublishReceipt:
-        """Hand an event to its handlers."""
-        ...
-
-    async def publish_many(
-        self, events: Iterable[Event] | AsyncIterable[Event], *, chunk: int = 1000
-    ) -> PublishSummary:
-        """Hand many events to their handlers."""
         ...
 
     def register_command_handler(self, command_type: Any, handler: Any) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast, final
 
+from typing_extensions import override
+
 from msgbus.context import current_frame
 from msgbus.errors import MissingHandlerError, NoReplierError
 from msgbus.messages import Command, R, require_command
 from msgbus.routing.requests import CorrelationManager, RequestTransport
+from msgbus.sending import SendingMethods
 
 if TYPE_CHECKING:
-    from msgbus.commands import CommandSide
     from msgbus.core import BusCore
 
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 class LocalTransport:
     """Requests that are answered by handlers of the same bus."""
 
-    def __init__(self, bus: CommandSide) -> None:
+    def __init__(self, bus: SendingMethods) -> None:
         self._bus = bus
 
     async def send(
@@ -42,7 +44,7 @@ class LocalTransport:
             correlations.fail(correlation_id, result.exception)
 
 
-class RequestSide:
+class RequestSide(SendingMethods):
     """`request`, as part of `MessageBus`."""
 
     _core: BusCore
@@ -60,25 +62,15 @@ class RequestSide:
         """Send requests this way from now on; `None` for the bus's own handlers."""
         self._transport = transport
 
+    @override
     async def request(
         self,
         command: Command[R],
+        /,
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> R:
-        """Have `command` answered, here or in another process, and give the answer.
-
-        A request always ends: without an answer after `timeout` seconds, 30 if not given,
-        or when the deadline of the handler that asks has come.
-
-        Raises:
-            RequestTimeoutError: No answer came in time.
-            NoReplierError: There is nobody who could answer.
-            WrongMessageTypeError: It is no command.
-            BusClosedError: The bus is stopping or has stopped.
-            Exception: What the handler raised.
-        """
         require_command(command)
         outer = current_frame.get()
         self._core.require_open("request anything on", outer)
@@ -88,7 +80,7 @@ class RequestSide:
             seconds = min(seconds, outer.deadline - self._core.clock.now())
         transport = self._transport
         if transport is None:
-            self._transport = transport = LocalTransport(cast("CommandSide", self))
+            self._transport = transport = LocalTransport(self)
 
         async def send(request_id: str) -> None:
             await transport.send(

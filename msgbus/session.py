@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast, final
 
 import anyio
+from typing_extensions import override
 from uuid_utils import uuid7
 
 from msgbus.context import current_frame, fix_in_frame
@@ -13,15 +15,16 @@ from msgbus.errors import DuplicateSessionError, SessionClosedError
 from msgbus.injection import Provider, Providers
 from msgbus.keeper import Keeper
 from msgbus.lifecycle import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
-from msgbus.messages import Command, Event, Message, R, require_command, require_event
+from msgbus.messages import Event, Message, require_command, require_event
 from msgbus.plans import TopicPlans
 from msgbus.registrar import Registrar
+from msgbus.sending import E, SendingMethods
+from msgbus.streams import EventStream
 from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from types import TracebackType
     from typing import Self
 
@@ -29,14 +32,43 @@ if TYPE_CHECKING:
     from msgbus.core import BusCore
     from msgbus.lanes import Lane
     from msgbus.plans import CommandPlan, EventPlan
-    from msgbus.receipts import PublishReceipt
+    from msgbus.receipts import PublishSummary
     from msgbus.registrations import Registration
     from msgbus.registry import HandlerRegistry
-    from msgbus.results import CommandResult
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _in_session(method: F, check: Callable[[object], None]) -> F:
+    """The method of the bus, for a message that is made one of the session first."""
+    name = method.__name__
+
+    @wraps(method)
+    async def send(self: BusSession, message: Message, /, *args: Any, **options: Any) -> Any:
+        check(message)
+        self.stamp(message, options.get("headers"), options.get("topic"))
+        return await getattr(self.bus, name)(message, *args, **options)
+
+    return cast("F", send)
 
 
 @final
-class BusSession(Registrar[Subscription]):
+class _StampedEvents:
+    """Events that are made those of a session one by one, as they are asked for."""
+
+    def __init__(self, stamped: Callable[[Event], Event], events: AsyncIterator[Event]) -> None:
+        self._stamped = stamped
+        self._events = events
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        return self._stamped(await anext(self._events))
+
+
+@final
+class BusSession(SendingMethods, Registrar[Subscription]):
     """One job on one bus. Made by `bus.session(...)` and used with `async with`.
 
     Its handlers see only messages of this session: its command handlers come before the
@@ -129,6 +161,9 @@ class BusSession(Registrar[Subscription]):
             self._lanes(), self._core.config.session_timeout, self._unregister
         )
         self._phase = "closed"
+        for stream in list(self._core.streams):
+            if stream.session_id == self.session_id:
+                stream.end()
         self._own.clear()
         self.attachments.clear()
         if abandoned:
@@ -181,6 +216,13 @@ class BusSession(Registrar[Subscription]):
         """Register everything in `registry` for this session."""
         for _, registration in registry.registrations():
             self._register(registration)
+
+    def disown(self, registration: Registration) -> None:
+        """A handler of its own was closed before it."""
+        if self._own.pop(registration, self) is None and (
+            registration.message_type in COMMAND_EVENTS
+        ):
+            self._core.sessions_observe_commands -= 1
 
     def owns(self, registration: Registration) -> bool:
         """Whether the handler was registered on this session."""
@@ -237,9 +279,23 @@ class BusSession(Registrar[Subscription]):
         )
         raise SessionClosedError(message)
 
-    def _stamp(
-        self, message: Message, headers: Mapping[str, str] | None, topic: str | None = None
+    def _stamped(self, event: Event) -> Event:
+        require_event(event)
+        self.stamp(event)
+        return event
+
+    def stamp(
+        self,
+        message: Message,
+        headers: Mapping[str, str] | None = None,
+        topic: str | None = None,
     ) -> None:
+        """Make `message` one of this session.
+
+        Raises:
+            SessionClosedError: The session is not open.
+            SessionMismatchError: The message belongs to another.
+        """
         self._require_open()
         fix_in_frame(
             message,
@@ -249,35 +305,27 @@ class BusSession(Registrar[Subscription]):
             topic=topic,
         )
 
-    async def execute(
-        self,
-        command: Command[R],
-        *,
-        timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> CommandResult[R]:
-        """As `bus.execute`, in this session: its own handler comes first."""
-        require_command(command)
-        self._stamp(command, headers)
-        return await self.bus.execute(command, timeout=timeout)
+    execute = _in_session(SendingMethods.execute, require_command)
+    publish = _in_session(SendingMethods.publish, require_event)
+    request = _in_session(SendingMethods.request, require_command)
+    enqueue = _in_session(SendingMethods.enqueue, require_command)
 
-    async def call(self, command: Command[R], *, timeout: float | None = None) -> R:
-        """As `execute`, but gives the value or raises the handler's own exception."""
-        return (await self.execute(command, timeout=timeout)).unwrap()
+    @override
+    async def publish_many(
+        self, events: Iterable[Event] | AsyncIterable[Event], /, *, chunk: int = 1000
+    ) -> PublishSummary:
+        self._require_open()
+        if isinstance(events, AsyncIterable):
+            events = _StampedEvents(self._stamped, aiter(events))
+        elif not isinstance(events, Message):  # one message is iterable too; the bus refuses it
+            events = map(self._stamped, events)
+        return await self.bus.publish_many(events, chunk=chunk)
 
-    async def publish(
-        self,
-        event: Event,
-        *,
-        headers: Mapping[str, str] | None = None,
-        topic: str | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-    ) -> PublishReceipt:
-        """As `bus.publish`, in this session: its own handlers and the bus's get it."""
-        require_event(event)
-        self._stamp(event, headers, topic)
-        return await self.bus.publish(event, delay=delay, at=at)
+    @override
+    def stream(self, event_type: type[E] | str, /, *, buffer: int = 1000) -> EventStream[E]:
+        return EventStream(
+            self._core, event_type, buffer, self._register, session_id=self.session_id
+        )
 
     async def settled(self, timeout: float | None = None) -> None:
         """Wait until this session's own handlers have nothing left to do.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Generic, TypeVar, final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, final
 
 import anyio
 
 from msgbus.errors import BusStateError
-from msgbus.messages import Event
-from msgbus.registrations import make_registration, read_event_target
+from msgbus.registrations import Registration, make_registration, read_event_target
+from msgbus.sending import E
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     from msgbus.core import BusCore
     from msgbus.subscription import Subscription
-
-E = TypeVar("E", bound=Event)
 
 
 @final
@@ -30,8 +29,22 @@ class EventStream(Generic[E]):
     `missed` counts them, and each gap is logged as `stream_lagged`.
     """
 
-    def __init__(self, core: BusCore, target: type[E] | str, buffer: int) -> None:
+    def __init__(
+        self,
+        core: BusCore,
+        target: type[E] | str,
+        buffer: int,
+        register: Callable[[Registration], Subscription],
+        *,
+        session_id: str | None = None,
+    ) -> None:
+        if buffer < 1:
+            message = f"buffer must be at least 1, not {buffer}."
+            raise ValueError(message)
         self._core = core
+        self._register = register
+        self.session_id = session_id
+        """The session it ends with, if it is of one."""
         self._target = target
         self._buffer: deque[E] = deque(maxlen=buffer)
         self._news = anyio.Event()
@@ -51,7 +64,7 @@ class EventStream(Generic[E]):
         message_type, pattern = read_event_target(self._target)
         registration = make_registration(message_type, self._take, pattern=pattern, inline=True)
         self._target_name = registration.target_name
-        self._subscription = self._core.subscribe(registration)
+        self._subscription = self._register(registration)
         self._core.streams.add(self)
         return self
 

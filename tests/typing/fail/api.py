@@ -51,6 +51,11 @@ bus.subscribe("shop.*", placed)  # expect: mypy[type-var] pyright[reportCallIssu
 async def main() -> None:
     number: int = await bus.call(PlaceOrder(sku="tea"))  # expect: mypy[arg-type] pyright[reportAssignmentType]
     await bus.execute(OrderPlaced(order_id=uuid4()))  # expect: mypy[arg-type] pyright[reportArgumentType]
+    async with bus.session() as session:
+        await session.execute(OrderPlaced(order_id=uuid4()))  # expect: mypy[arg-type] pyright[reportArgumentType]
+        await session.publish(OrderPlaced(order_id=uuid4()), delay="soon")  # expect: mypy[arg-type] pyright[reportArgumentType]
+    bus.portal().publish(PlaceOrder(sku="tea"))  # expect: mypy[arg-type] pyright[reportArgumentType]
+    bus.portal().call(PlaceOrder(sku="tea"), header={})  # expect: mypy[call-arg] pyright[reportCallIssue]
     await bus.publish(PlaceOrder(sku="tea"))  # expect: mypy[arg-type] pyright[reportArgumentType]
     PlaceOrder(sku=number)  # expect: mypy[arg-type] pyright[reportArgumentType]
     (await bus.execute(PlaceOrder(sku="tea"))).success = False  # expect: mypy[misc] pyright[reportAttributeAccessIssue]

@@ -15,12 +15,14 @@ from msgbus import (
     IMessageBus,
     MessageBus,
     PublishReceipt,
+    PublishSummary,
     Query,
     Subscription,
     TypeFilter,
     per_message,
     topic_of,
 )
+from msgbus.durability import Ticket
 from msgbus.subscriptions import Delivery
 
 
@@ -72,7 +74,10 @@ def is_large(event: Event) -> bool:
 
 @bus.on(OrderPlaced, priority=10, filter=TypeFilter(OrderPlaced) & is_large)
 async def send_receipt(event: OrderPlaced, context: Context) -> None:
-    assert_type(await context.call(CountOrders()), int)
+    assert_type(await context.call(CountOrders(), headers={"tenant": "x"}), int)
+    assert_type(await context.request(PlaceOrder(sku="tea")), UUID)
+    assert_type(await context.enqueue(PlaceOrder(sku="tea"), 5), Ticket[UUID])
+    assert_type(await context.execute(CancelOrder(order_id=uuid4())), CommandResult[None])
 
 
 @bus.on(OrderPlaced, batch=True)
@@ -128,17 +133,32 @@ async def main(given: IMessageBus) -> None:
     assert_type((await bus.execute(CountOrders())).value, int | None)
     assert_type((await bus.execute(CountOrders())).unwrap(), int)
     assert_type(await given.call(CountOrders()), int)
+    assert_type(await given.request(CountOrders()), int)
     assert_type(await bus.publish(OrderPlaced(order_id=uuid4())), PublishReceipt)
     async with bus.session("job") as session:
         assert_type(session, BusSession)
-        assert_type(await session.call(CountOrders()), int)
+        assert_type(await session.call(CountOrders(), headers={"tenant": "x"}), int)
+        assert_type(await session.request(CountOrders()), int)
+        assert_type(await session.enqueue(CancelOrder(order_id=uuid4())), Ticket[None])
+        assert_type(await session.publish_many([OrderPlaced(order_id=uuid4())]), PublishSummary)
+        async with session.stream(OrderPlaced) as own:
+            assert_type(await anext(own), OrderPlaced)
     async with bus.stream(OrderPlaced) as events:
         async for event in events:
             assert_type(event, OrderPlaced)
     async with bus.stream("shop.**") as anything:
         async for one in anything:
             assert_type(one, Event)
-    bus.portal().publish(OrderPlaced(order_id=uuid4()))
+    portal = bus.portal()
+    assert_type(portal.publish(OrderPlaced(order_id=uuid4()), delay=1.0), PublishReceipt)
+    assert_type(portal.execute(PlaceOrder(sku="tea")), CommandResult[UUID])
+    assert_type(portal.call(CountOrders(), headers={"tenant": "x"}), int)
+    assert_type(portal.request(CountOrders(), timeout=2), int)
+    assert_type(portal.enqueue(PlaceOrder(sku="tea"), 5), Ticket[UUID])
+    with portal.stream(OrderPlaced) as blocking:
+        assert_type(next(blocking), OrderPlaced)
+    with portal.stream("shop.**") as any_event:
+        assert_type(next(any_event), Event)
 
 
 configured: IMessageBus = MessageBus(
