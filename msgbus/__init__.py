@@ -117,6 +117,7 @@ from msgbus.receipts import (
     PublishReceipt,
     PublishStatus,
     PublishSummary,
+    SessionReport,
     Undelivered,
 )
 from msgbus.registrations import Registration
@@ -235,6 +236,7 @@ __all__ = [
     "SessionEndEvent",
     "SessionFilter",
     "SessionMismatchError",
+    "SessionReport",
     "SessionStartEvent",
     "SettleTimeoutError",
     "StoredMessageError",

@@ -26,7 +26,7 @@ from msgbus.messages import (
 )
 from msgbus.metadata import ROOT
 from msgbus.plans import EventPlan
-from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary
+from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary, Undelivered
 from msgbus.schedule import Schedule, check_delay
 from msgbus.sending import SendingMethods
 from msgbus.telemetry.logging import log
@@ -35,6 +35,7 @@ from msgbus.telemetry.redaction import redact_exception
 if TYPE_CHECKING:
     from msgbus.core import BusCore
     from msgbus.queue import Gate
+    from msgbus.session import BusSession
 
 
 class EventSide(SendingMethods):
@@ -295,6 +296,23 @@ class EventSide(SendingMethods):
             return True
         durability = self._core.durability
         return durability is not None and await durability.unschedule(message_id)
+
+    def session_ends(self, session: BusSession) -> list[Undelivered]:
+        """Delayed events that handlers of an ending session will not see; for the bus's parts.
+
+        One that no other handler would see either is taken out of the schedule.
+        """
+        left: list[Undelivered] = []
+        for event in self._schedule.of_session(session.session_id):
+            meta = metadata_of(event)
+            handlers = self._core.registry.event_handlers(
+                type(event), session.session_id, meta.topic
+            )
+            own = [one for one in handlers if session.owns(one)]
+            left += [Undelivered(event, one.name) for one in own]
+            if own and len(own) == len(handlers):
+                self._schedule.remove(meta.message_id)
+        return left
 
     async def _publish_due(self, event: Event) -> None:
         """Publish a delayed event. Nobody waits for a receipt, so a refusal is told about."""

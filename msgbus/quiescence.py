@@ -14,6 +14,7 @@ from msgbus.errors import SettleTimeoutError
 if TYPE_CHECKING:
     from msgbus.clock import Clock
     from msgbus.lanes import Lane
+    from msgbus.receipts import Undelivered
     from msgbus.registrations import Registration
     from msgbus.runtime import Runtime
     from msgbus.telemetry.stats import Ledger
@@ -136,11 +137,15 @@ class Quiescence:
         lanes: Sequence[Lane],
         timeout: float | None,
         unregister: Callable[[], None] = lambda: None,
-    ) -> int:
-        """Empty lanes and end them; how many events could not be finished in time.
+    ) -> tuple[int, list[Undelivered]]:
+        """Empty lanes and end them.
 
         A lane that would have to wait for the caller is not waited for: its queue is given
         up, and what it has in hand it finishes by itself.
+
+        Returns:
+            How many events could not be finished in time, and those of them that no handler
+            was at work on.
         """
         blocked = [lane for lane in lanes if self._waits_for_us(lane)]
         others = [lane for lane in lanes if lane not in blocked]
@@ -149,11 +154,14 @@ class Quiescence:
         with suppress(SettleTimeoutError):
             await self.settle(lambda: others, timeout, commands=False)
         unregister()
-        abandoned = sum(len(lane.leave()) for lane in blocked)
+        leftovers = [one for lane in blocked for one in lane.leave()]
+        abandoned = len(leftovers)
         for lane in others:
-            abandoned += lane.end()[0]
+            count, left = lane.end()
+            abandoned += count
+            leftovers += left
             self.lane_left(lane)
-        return abandoned
+        return abandoned, leftovers
 
     def _waits_for_us(self, lane: Lane) -> bool:
         frame = current_frame.get()

@@ -101,6 +101,18 @@ class PublishSummary:
 
 @final
 @dataclass(frozen=True, slots=True)
+class SessionReport:
+    """What a session left undone when it ended, in (event, handler) pairs of its own handlers."""
+
+    abandoned: int = 0
+    """Not finished in time: queued, delayed, waiting for a circuit, or cut off while running."""
+
+    leftovers: tuple[Undelivered, ...] = ()
+    """The abandoned ones that no handler was at work on, handed back."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class DrainReport:
     """What `stop` did with the work that was there, in (event, handler) pairs."""
 

@@ -38,6 +38,7 @@ class Schedule:
         self._deliver = deliver
         self._heap: list[_Entry] = []
         self._by_id: dict[str, list[_Entry]] = {}
+        self._by_session: dict[str, dict[_Entry, None]] = {}
         self._order = count()
         self._live = 0
         self._delivering: _Entry | None = None
@@ -53,6 +54,9 @@ class Schedule:
         entry = _Entry(self._clock.now() + delay, next(self._order), event)
         heappush(self._heap, entry)
         self._by_id.setdefault(metadata_of(event).message_id, []).append(entry)
+        session_id = metadata_of(event).session_id
+        if session_id is not None:
+            self._by_session.setdefault(session_id, {})[entry] = None
         self._live += 1
         self._see_to_it()
         return partial(self._cancel, entry)
@@ -61,6 +65,11 @@ class Schedule:
         """Take out the event of this id; false if it is not here, or not any more."""
         cancelled = [self._cancel(entry) for entry in list(self._by_id.get(message_id, ()))]
         return any(cancelled)
+
+    def of_session(self, session_id: str) -> list[Event]:
+        """The events of one session, in the order they would be delivered."""
+        entries = sorted(self._by_session.get(session_id, ()))
+        return [entry.event for entry in entries if entry.event is not None]
 
     def _cancel(self, entry: _Entry) -> bool:
         if entry.event is None or entry is self._delivering:
@@ -77,6 +86,11 @@ class Schedule:
             same.remove(entry)
         if not same:
             self._by_id.pop(message_id, None)
+        session_id = metadata_of(event).session_id
+        in_session = self._by_session.get(session_id or "", {})
+        in_session.pop(entry, None)
+        if not in_session:
+            self._by_session.pop(session_id or "", None)
 
     def open(self, runtime: Runtime) -> None:
         """Begin to deliver."""
@@ -101,6 +115,7 @@ class Schedule:
                 entry.event = None
         self._heap.clear()
         self._by_id.clear()
+        self._by_session.clear()
         self._live = 0
         return tuple(left)
 

@@ -17,6 +17,7 @@ from msgbus.keeper import Keeper
 from msgbus.lifecycle import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
 from msgbus.messages import Event, Message, require_command, require_event
 from msgbus.plans import TopicPlans
+from msgbus.receipts import SessionReport
 from msgbus.registrar import Registrar
 from msgbus.sending import E, SendingMethods
 from msgbus.streams import EventStream
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from msgbus.core import BusCore
     from msgbus.lanes import Lane
     from msgbus.plans import CommandPlan, EventPlan
-    from msgbus.receipts import PublishSummary
+    from msgbus.receipts import PublishSummary, Undelivered
     from msgbus.registrations import Registration
     from msgbus.registry import HandlerRegistry
 
@@ -102,6 +103,8 @@ class BusSession(SendingMethods, Registrar[Subscription]):
         self.attachments: dict[Registration, Any] = {}
         """For the bus: what goes with each of its handlers, and with the session."""
         self._keeping: anyio.Lock | None = None
+        self.report: SessionReport | None = None
+        """What it left undone, once it has ended."""
 
     @property
     def bus(self) -> MessageBus:
@@ -147,20 +150,32 @@ class BusSession(SendingMethods, Registrar[Subscription]):
     ) -> None:
         await self.close(error=error)
 
-    async def close(self, *, error: BaseException | None = None) -> None:
-        """Empty its queues, then take its handlers away; a second call does nothing."""
-        if self._phase in ("closing", "closed"):
-            return
-        self._phase = "closing"
-        # Shielded: a job that is cancelled must still give its handlers back.
-        with anyio.CancelScope(shield=True):
-            await self._close(error)
+    async def close(self, *, error: BaseException | None = None) -> SessionReport:
+        """Empty its queues, take its handlers away, and say what is left undone.
+
+        A second call does nothing but give the same report.
+        """
+        if self._phase not in ("closing", "closed"):
+            self._phase = "closing"
+            # Shielded: a job that is cancelled must still give its handlers back.
+            with anyio.CancelScope(shield=True):
+                await self._close(error)
+        return self.report or SessionReport()
 
     async def _close(self, error: BaseException | None) -> None:
-        abandoned = await self._core.retire(
-            self._lanes(), self._core.config.session_timeout, self._unregister
+        delayed: list[Undelivered] = []
+
+        def unregister() -> None:
+            delayed.extend(self.bus.session_ends(self))
+            self._unregister()
+
+        abandoned, leftovers = await self._core.retire(
+            self._lanes(), self._core.config.session_timeout, unregister
         )
+        abandoned += len(delayed)
+        self.report = SessionReport(abandoned, (*leftovers, *delayed))
         self._phase = "closed"
+        self._tell_refused(delayed)
         for stream in list(self._core.streams):
             if stream.session_id == self.session_id:
                 stream.end()
@@ -188,6 +203,17 @@ class BusSession(SendingMethods, Registrar[Subscription]):
             ),
             session_id=self.session_id,
         )
+
+    def _tell_refused(self, delayed: Sequence[Undelivered]) -> None:
+        handlers: dict[int, list[str]] = {}
+        for one in delayed:
+            handlers.setdefault(id(one.event), []).append(one.handler)
+        for event in {id(one.event): one.event for one in delayed}.values():
+            reason = (
+                f"session {self.session_id!r} ended before it was due, and with it "
+                f"{', '.join(handlers[id(event)])}."
+            )
+            self.bus.tell_refused(event, reason)
 
     def _unregister(self) -> None:
         self._forget_if_older(-1)

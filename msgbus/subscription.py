@@ -133,7 +133,9 @@ class Subscription:
         if core.durability is not None:
             await core.durability.subscribers.forget(self._registration, timeout)
         lane = self._lane
-        abandoned = 0 if lane is None else await core.retire([lane], timeout)
+        abandoned = 0
+        if lane is not None:
+            abandoned, _ = await core.retire([lane], timeout)
         session = None if self._session_id is None else core.sessions.get(self._session_id)
         if session is not None:
             session.disown(self._registration)

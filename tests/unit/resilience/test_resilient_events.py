@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from msgbus import Context, EventHandlerFailedEvent
+from msgbus import BusConfig, BusSession, Context, EventHandlerFailedEvent
 from msgbus.clock import VirtualClock
 from msgbus.resilience import CircuitBreakerConfig, ResilientMessageBus
 from tests.fakes import conserves, let_others_run
@@ -302,6 +302,33 @@ async def test_a_list_that_waits_is_handed_back_whole() -> None:
 
     assert report.abandoned == 3
     assert len(report.leftovers) == 3
+    conserves(post.bus)
+
+
+async def test_what_waits_for_an_open_circuit_when_a_session_ends_is_handed_back() -> None:
+    """Point 8: not only counted; as `bus.stop()` does it."""
+    post = Post(breaker="mail", config=BusConfig(session_timeout=5))
+    post.bus.circuit("mail").force_open()
+
+    async with post.bus, anyio.create_task_group() as tasks:
+
+        async def job() -> None:
+            async with post.bus.session("job") as session:
+                session.subscribe(Paid, Flaky(), name="flaky")
+                for number in range(3):
+                    await session.publish(Paid(number=number))
+            sessions.append(session)
+
+        sessions: list[BusSession] = []
+        tasks.start_soon(job)
+        await let_others_run()
+        await post.clock.advance(6)
+
+    (session,) = sessions
+    assert session.report is not None
+    assert session.report.abandoned == 3
+    left = [one.event for one in session.report.leftovers]
+    assert left == [Paid(number=number) for number in range(3)]
     conserves(post.bus)
 
 
