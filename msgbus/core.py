@@ -132,7 +132,8 @@ class BusCore(Quiescence):
             registration = self.registry.command_handler(command_type, session_id)
             if registration is None:
                 raise MissingHandlerError(command_type, session_id=session_id)
-            counts = self.ledger.command(registration.name, registration.target_name)
+            owns = session is not None and session.owns(registration)
+            counts = self.ledger.command(*registration.row(in_session=owns))
             call = self.chain(registration, session)
             plan = CommandPlan(self.bus, registration, call, counts)
             if self.accepting:
@@ -191,7 +192,7 @@ class BusCore(Quiescence):
                 registration.name,
                 registration.queue or self.config.queue,
                 self.clock,
-                self.ledger.lane(registration.name, registration.target_name),
+                self.ledger.lane(*registration.row(in_session=own is not None)),
             )
             lane = Lane(self, registration, queue, session_id)
             lane.is_retried = self.bus.is_retried(registration)

@@ -97,6 +97,8 @@ class Quiescence:
         Raises:
             SettleTimeoutError: Something still runs after `timeout`; it is named.
         """
+        if not self.busy(lanes(), commands=commands):
+            return  # idle: no scope, no timer
         if timeout is None:
             await self._settle(lanes, lambda: False, commands=commands)
             return

@@ -55,6 +55,16 @@ class Registration:
         """The same as text: the name of the class, or the pattern."""
         return self.message_type.__name__ if self.pattern is None else self.pattern.pattern
 
+    def row(self, *, in_session: bool) -> tuple[str, str]:
+        """Under which handler and message type it is counted.
+
+        Handlers of sessions are counted by function and class: names and topics may be made
+        for each session, and would pile up.
+        """
+        if in_session:
+            return handler_name(self.handler), self.message_type.__name__
+        return self.name, self.target_name
+
 
 def make_registration(
     message_type: type[Message],

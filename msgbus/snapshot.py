@@ -83,7 +83,7 @@ def _commands(core: BusCore) -> dict[str, CommandHandlerStats]:
 def _handlers(core: BusCore) -> dict[str, EventHandlerStats]:
     live: dict[tuple[str, str], list[Lane]] = {}
     for lane in core.lanes.values():
-        key = (lane.name, lane.registration.target_name)
+        key = lane.registration.row(in_session=lane.session_id is not None)
         live.setdefault(key, []).append(lane)
     names = _names(core.ledger.lanes)
     stats: dict[str, EventHandlerStats] = {}

@@ -136,7 +136,7 @@ def _handlers(outcome: Outcome) -> Iterator[Equation]:
         "audit": admitted(OrderPlaced, CallbackRequested, ReviewRequested),
         "call_back": admitted(CallbackRequested),
         "ask_for_review": admitted(ReviewRequested),
-        "count_import": outcome.shop.published_in_jobs,
+        "Shop.count_import": outcome.shop.published_in_jobs,
         "note_failure": admitted(EventHandlerFailedEvent),
         "note_end": admitted(SessionEndEvent),
         "note_retry": admitted(RetryScheduledEvent),
@@ -198,7 +198,7 @@ def _others(outcome: Outcome) -> Iterator[Equation]:
         "wrap_gift": shop.gifts_wrapped,
         "show_live": shop.lines_shown,
         "call_back": shop.calls_made,
-        "count_import": shop.imported,
+        "Shop.count_import": shop.imported,
         "note_end": shop.jobs_ended,
     }
     handled = sum(handlers[name].handled for name in own if name in handlers)

@@ -127,7 +127,7 @@ async def _import(
     bus: MessageBus, name: str, orders: tuple[PlaceOrder, ...], till: Till, shop: Shop
 ) -> None:
     async with bus.session(name) as session:
-        session.register_event_handler(OrderPlaced, shop.count_import, name="count_import")
+        session.register_event_handler(OrderPlaced, shop.count_import)
         for order in orders:
             await _place(session, order, till)
 

@@ -157,8 +157,9 @@ class EventCounts:
 class Ledger:
     """All counters of one bus, by (handler name, message type).
 
-    Handlers of one name share their counters, so that ten thousand sessions with the same
-    handlers need no more room, or metric labels, than one.
+    Handlers of one name share their counters, and those of sessions are named for their
+    functions, so that ten thousand sessions with the same handlers need no more room, or
+    metric labels, than one.
     """
 
     __slots__ = ("_every", "commands", "events", "lanes")
@@ -302,10 +303,10 @@ class BusStats:
     """When these were read, by the bus's clock: seconds since the epoch."""
 
     commands: Mapping[str, CommandHandlerStats]
-    """By handler name; handlers of one name in several sessions are counted together."""
+    """By handler name; those of sessions by the function's name, all sessions together."""
 
     handlers: Mapping[str, EventHandlerStats]
-    """By handler name; handlers of one name in several sessions are counted together."""
+    """By handler name; those of sessions by the function's name, all sessions together."""
 
     events: Mapping[str, EventTypeStats]
     """By event type."""

@@ -102,7 +102,7 @@ def test_it_shows_what_it_promises(report: dict[str, Any]) -> None:
     assert handlers["send_receipt"]["failed"] > 0
     assert handlers["note_failure"]["handled"] == handlers["send_receipt"]["failed"]
     assert handlers["note_end"]["handled"] == JOBS
-    assert handlers["count_import"]["handled"] == report["shop"]["published_in_jobs"] > 0
+    assert handlers["Shop.count_import"]["handled"] == report["shop"]["published_in_jobs"] > 0
     assert 0 < report["shop"]["lists_analysed"] < handlers["analyse"]["handled"]
     assert events["OrderPlaced"]["filtered"] > 0
 

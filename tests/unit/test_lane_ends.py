@@ -32,7 +32,7 @@ async def test_an_event_that_a_stop_and_the_end_of_its_session_give_up_is_counte
             await let_others_run()
         release.set()
 
-    assert bus.stats().handlers["handler"].abandoned == 1
+    assert bus.stats().handlers["clean_up_slowly"].abandoned == 1
     conserves(bus)
 
 
@@ -83,7 +83,7 @@ async def test_a_list_handler_that_waits_behind_a_higher_one_ends_with_its_sessi
         assert alive() is None
         release.set()
         await bus.settled()
-        assert bus.stats().handlers["handler"].abandoned == 1
+        assert bus.stats().handlers["Handler"].abandoned == 1
         conserves(bus)
 
 

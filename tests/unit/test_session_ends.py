@@ -30,7 +30,7 @@ async def test_a_session_on_a_bus_that_is_not_started_does_not_wait_for_its_hand
             await session.publish(OrderPlaced())
 
     assert handler.numbers == []
-    assert bus.stats().handlers["handler"].abandoned == 1
+    assert bus.stats().handlers["Recorder"].abandoned == 1
     conserves(bus)
     (entry,) = logged(caplog, "session_ended_with_leftovers")
     assert (entry["session_id"], entry["abandoned"]) == ("job", 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from contextlib import AbstractContextManager
 
 import anyio
 import pytest
@@ -26,8 +27,10 @@ from msgbus import (
     SessionStartEvent,
 )
 from msgbus.clock import VirtualClock
+from msgbus.telemetry.prometheus import expose
 from tests.counts import SESSIONS
 from tests.evidence import Evidence
+from tests.fakes import OrderPlaced, SlowHandler, conserves
 
 
 class Ask(Command[str]):
@@ -362,3 +365,86 @@ async def test_many_sessions_leave_memory_where_it_was(evidence: Evidence) -> No
 
     assert after - before < 200_000, f"{(after - before) / SESSIONS:.0f} bytes a session"
     evidence("sessions opened and closed leave no memory behind", sessions=SESSIONS)
+
+
+# -- point 9: short sessions cost little and leave nothing -------------------------------------
+
+
+async def test_names_and_topics_of_session_handlers_do_not_pile_up_in_stats() -> None:
+    """Point 9: 5,000 sessions with names of their own left 34,089 lines in Prometheus."""
+    bus = MessageBus()
+    handled = first = lines = 0
+
+    async def progress(event: Happened) -> None:
+        nonlocal handled
+        handled += 1
+
+    async def on_topic(event: Event) -> None:
+        pass
+
+    async with bus:
+        for number in range(20):
+            async with bus.session(f"job-{number}") as session:
+                session.subscribe(Happened, progress, name=f"progress-{number}")
+                session.subscribe(f"job.{number}.**", on_topic, name=f"topic-{number}")
+                session.register_command_handler(Ask, answer_session, name=f"answer-{number}")
+                await session.publish(Happened())
+                await session.publish(Happened(), topic=f"job.{number}.a")
+                await session.call(Ask())
+            lines = len(expose(bus).splitlines())
+            first = lines if number == 0 else first
+
+    stats = bus.stats()
+    assert handled == 40
+    assert {name: row.handled for name, row in stats.handlers.items()} == {
+        "progress": 40,
+        "on_topic": 20,
+    }
+    assert {name: row.handled for name, row in stats.commands.items()} == {"answer_session": 20}
+    assert lines == first
+    conserves(bus)
+
+
+async def test_a_live_sessions_queue_is_in_the_row_of_its_function() -> None:
+    bus = MessageBus()
+    slow = SlowHandler()
+    async with bus, bus.session() as session:
+        session.subscribe(OrderPlaced, slow, name="mine")
+        await session.publish(OrderPlaced())
+        await slow.started.wait()
+        await session.publish(OrderPlaced())
+        row = bus.stats().handlers["SlowHandler"]
+        assert (row.queued, row.running) == (1, 1)
+        slow.release.set()
+
+
+class TimerCount(VirtualClock):
+    """A virtual clock that counts how often somebody set a timer."""
+
+    timers = 0
+
+    def cancel_after(self, seconds: float) -> AbstractContextManager[anyio.CancelScope]:
+        self.timers += 1
+        return super().cancel_after(seconds)
+
+
+async def test_closing_an_idle_session_sets_no_timer() -> None:
+    """Point 9: nor does settling an idle bus, or closing an idle handler."""
+    clock = TimerCount()
+    bus = MessageBus(clock=clock)
+
+    async with bus:
+        async with bus.session() as session:
+            session.register_command_handler(Ask, answer_session)
+            handler = session.subscribe(Happened, lambda event: None, inline=True)
+            await session.call(Ask())
+            await session.publish(Happened())
+            await session.settled()
+            before = clock.timers
+            await handler.close()
+            await bus.settled(timeout=5)
+        assert clock.timers == before
+        async with bus.session() as session:
+            session.subscribe(Happened, lambda event: None, inline=True)
+            await session.publish(Happened())
+        assert clock.timers > before, "a busy one is waited for, with a limit"

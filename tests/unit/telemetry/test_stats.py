@@ -230,13 +230,13 @@ async def test_one_counter_can_be_summed_over_all_handlers() -> None:
 
 async def test_a_name_that_handles_two_types_has_its_type_in_the_key() -> None:
     bus = MessageBus()
-    bus.register_event_handler(Tick, ignore, name="tick")
+    bus.register_event_handler(Tick, ignore)
     async with bus, bus.session() as session:
-        session.register_event_handler(OrderPlaced, ignore, name="tick")
+        session.register_event_handler(OrderPlaced, ignore, name="of this session")
         await session.publish(Tick())
         await session.publish(OrderPlaced())
 
-    assert set(bus.stats().handlers) == {"tick[Tick]", "tick[OrderPlaced]"}
+    assert set(bus.stats().handlers) == {"ignore[Tick]", "ignore[OrderPlaced]"}
 
 
 # -- JSON --------------------------------------------------------------------------------------
