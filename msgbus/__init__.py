@@ -101,12 +101,15 @@ from msgbus.lifecycle import (
 )
 from msgbus.messages import (
     Command,
+    CreateCommand,
+    DeleteCommand,
     DomainEvent,
     Event,
     IntegrationEvent,
     Message,
     Query,
     SystemEvent,
+    UpdateCommand,
     topic_of,
 )
 from msgbus.middleware.chain import CallNext, Middleware
@@ -149,12 +152,14 @@ __all__ = [
     "ConfigurationError",
     "Context",
     "CorruptRecordError",
+    "CreateCommand",
     "CursorError",
     "DeadLetterDroppedEvent",
     "DeadLetterError",
     "DeadLetterRefusedEvent",
     "DeadLetterStoreError",
     "DeadLetteredEvent",
+    "DeleteCommand",
     "DeliveryError",
     "DomainEvent",
     "DrainReport",
@@ -252,6 +257,7 @@ __all__ = [
     "Undelivered",
     "Unhandleable",
     "UnreadableLetterError",
+    "UpdateCommand",
     "WrongLakeError",
     "WrongMessageTypeError",
     "current_context",

@@ -215,6 +215,18 @@ class Query(Command[R], Generic[R]):
     """A command that only reads: not journaled and never dead-lettered."""
 
 
+class CreateCommand(Command[R], Generic[R]):
+    """A command that makes something new; `R` is often its id."""
+
+
+class UpdateCommand(Command[R], Generic[R]):
+    """A command that changes something that is there."""
+
+
+class DeleteCommand(Command[R], Generic[R]):
+    """A command that takes something away."""
+
+
 class Event(Message):
     """A fact in the past tense, for any number of handlers."""
 

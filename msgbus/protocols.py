@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from typing_extensions import get_protocol_members
@@ -10,7 +11,12 @@ from msgbus.errors import ConfigurationError
 from msgbus.sending import SendingMethods
 
 if TYPE_CHECKING:
+    from msgbus.filters import FilterLike
+    from msgbus.messages import Message
+    from msgbus.middleware.chain import Middleware, Per
     from msgbus.receipts import DrainReport
+    from msgbus.registry import HandlerRegistry
+    from msgbus.session import BusSession
     from msgbus.telemetry.stats import BusStats
 
 
@@ -58,6 +64,36 @@ class IMessageBus(SendingMethods, Protocol):
 
     def register_event_handler(self, event_type: Any, handler: Any) -> Any:
         """Have `handler` called for every such event."""
+        ...
+
+    @property
+    def sessions(self) -> Mapping[str, BusSession]:
+        """The live sessions, by id."""
+        ...
+
+    def session(
+        self,
+        session_id: str | None = None,
+        *,
+        registries: Sequence[HandlerRegistry] = (),
+        provide: Mapping[Any, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> BusSession:
+        """A scope for one job: `async with bus.session("job-1") as session:`."""
+        ...
+
+    def add_filter(self, filter: FilterLike) -> None:
+        """Let only events through that pass this filter too."""
+        ...
+
+    def add_middleware(
+        self,
+        middleware: Middleware,
+        *,
+        types: type[Message] | Sequence[type[Message]] | None = None,
+        per: Per = "attempt",
+    ) -> None:
+        """Put `middleware` around every handler, inside of those added before."""
         ...
 
     async def settled(self, timeout: float | None = None) -> None:

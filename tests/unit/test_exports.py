@@ -21,7 +21,7 @@ BusSession BusConfig QueueConfig BackpressureStrategy PublishReceipt PublishStat
 DrainReport BusStats Fault Subscription TypeFilter SessionFilter RateLimitFilter get_bus
 MsgBusError MissingHandlerError DuplicateHandlerError HandlerSignatureError BusClosedError
 QueueFullError ConfigurationError MissingExtraError CommandStartedEvent CommandResultEvent
-SessionStartEvent SessionEndEvent EventHandlerFailedEvent
+SessionStartEvent SessionEndEvent EventHandlerFailedEvent CreateCommand UpdateCommand DeleteCommand
 """
 
 OPTIONAL = ["structlog", "prometheus_client", "opentelemetry", "rich", "trio", "tenacity"]

@@ -11,7 +11,17 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from msgbus import Command, Context, Event, Message, MessageBus, MessageDefinitionError
+from msgbus import (
+    Command,
+    Context,
+    CreateCommand,
+    DeleteCommand,
+    Event,
+    Message,
+    MessageBus,
+    MessageDefinitionError,
+    UpdateCommand,
+)
 from msgbus.messages import metadata_of, peek
 
 
@@ -274,3 +284,27 @@ async def test_tasks_started_by_a_handler_carry_its_cause() -> None:
     await bus.call(root)
 
     assert {one.causation_id for one in sent} == {root.message_id}
+
+
+# -- point 13: commands by what they do ---------------------------------------------------------
+
+
+class Draft(CreateCommand[int]):
+    title: str
+
+
+class Retitle(UpdateCommand):
+    title: str
+
+
+class Drop(DeleteCommand[bool]):
+    pass
+
+
+def test_commands_by_what_they_do_are_commands_and_nothing_more() -> None:
+    for base in (CreateCommand, UpdateCommand, DeleteCommand):
+        assert issubclass(base, Command)
+        assert not base.model_fields
+    assert Draft(title="a").model_dump() == {"title": "a"}
+    assert isinstance(Retitle(title="b"), UpdateCommand)
+    assert not isinstance(Drop(), CreateCommand)

@@ -10,6 +10,8 @@ from msgbus import (
     Command,
     CommandResult,
     Context,
+    CreateCommand,
+    DeleteCommand,
     Event,
     HandlerRegistry,
     IMessageBus,
@@ -33,6 +35,14 @@ class PlaceOrder(Command[UUID]):
 
 class CancelOrder(Command):
     order_id: UUID
+
+
+class OpenShop(CreateCommand[UUID]):
+    pass
+
+
+class CloseShop(DeleteCommand):
+    pass
 
 
 class CountOrders(Query[int]):
@@ -134,6 +144,11 @@ async def main(given: IMessageBus) -> None:
     assert_type((await bus.execute(CountOrders())).unwrap(), int)
     assert_type(await given.call(CountOrders()), int)
     assert_type(await given.request(CountOrders()), int)
+    assert_type(await given.call(OpenShop()), UUID)
+    assert_type(await given.execute(CloseShop()), CommandResult[None])
+    assert_type(given.session("job"), BusSession)
+    given.add_filter(is_large)
+    given.add_middleware(timing, types=PlaceOrder, per="message")
     assert_type(await bus.publish(OrderPlaced(order_id=uuid4())), PublishReceipt)
     async with bus.session("job") as session:
         assert_type(session, BusSession)
