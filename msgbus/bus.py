@@ -204,6 +204,13 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         call = core.recorded(registration, call)
         return core.wrap(registration, call, "message")
 
+    def writes_names(self) -> bool:
+        """Whether wire names leave this process, and so must be unique; for the bus's parts.
+
+        A journal refuses two classes of one name by itself, at registration.
+        """
+        return self.has_transport
+
     def is_retried(self, registration: Registration) -> bool:  # noqa: ARG002 (for subclasses)
         """Whether what is around a handler tries again by itself."""
         return False

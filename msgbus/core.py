@@ -19,7 +19,7 @@ from msgbus.injection import Call, bind
 from msgbus.lanes import Lane
 from msgbus.lifecycle import EventHandlerFailedEvent, LifecyclePort
 from msgbus.messages import Message, SystemEvent, metadata_of
-from msgbus.middleware.chain import MiddlewareEntry, build_chain
+from msgbus.middleware.chain import MiddlewareEntry, batch_faults, build_chain
 from msgbus.plans import CommandPlan, EventPlan, TopicPlans
 from msgbus.queue import BoundedEventQueue
 from msgbus.quiescence import Quiescence
@@ -271,7 +271,7 @@ class BusCore(Quiescence):
         if self.phase is Phase.RUNNING:
             session = None if session_id is None else self.sessions.get(session_id)
             providers = self.providers if session is None else session.providers
-            faults = providers.faults(registration.name, registration.signature.dependencies)
+            faults = self._faults_of(registration, providers)
             if faults:
                 raise ConfigurationError(faults=faults)
         self.registry.add(registration, session_id, replace=replace)
@@ -321,9 +321,17 @@ class BusCore(Quiescence):
         for session_id, registration in self.registry.registrations():
             session = self.sessions.get(session_id) if session_id is not None else None
             providers = self.providers if session is None else session.providers
-            found += providers.faults(registration.name, registration.signature.dependencies)
+            found += self._faults_of(registration, providers)
             registrations.append(registration)
-        return found + registration_faults(registrations)
+        written = self.bus.writes_names()
+        return found + registration_faults(registrations, names_are_written=written)
+
+    def _faults_of(self, registration: Registration, providers: Providers) -> list[Fault]:
+        name = registration.name
+        found = providers.faults(name, registration.signature.dependencies)
+        if registration.batch:
+            found += batch_faults(self.middleware, registration.message_type, handler=name)
+        return found
 
     def is_inside_handler(self, frame: Frame | None) -> bool:
         """Whether `frame` was called from a handler of this bus."""

@@ -130,8 +130,13 @@ def read_event_target(target: object) -> tuple[type[Event], TopicPattern | None]
     return cast("type[Event]", target), None
 
 
-def registration_faults(registrations: Iterable[Registration]) -> list[Fault]:
-    """Handlers that can never be called, and message classes that share a wire name."""
+def registration_faults(
+    registrations: Iterable[Registration], *, names_are_written: bool
+) -> list[Fault]:
+    """Handlers that can never be called, and message classes that share a wire name.
+
+    Two classes of one name are no fault where the name is written nowhere.
+    """
     faults: list[Fault] = []
     types_by_name: dict[str, set[type[Message]]] = {}
     for registration in registrations:
@@ -160,7 +165,7 @@ def registration_faults(registrations: Iterable[Registration]) -> list[Fault]:
                 )
             )
     for name, types in types_by_name.items():
-        if len(types) > 1:
+        if names_are_written and len(types) > 1:
             where = ", ".join(sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in types))
             faults.append(
                 Fault(

@@ -58,6 +58,11 @@ class RequestSide(SendingMethods):
             self._correlations = CorrelationManager(clock=self._core.clock)
         return self._correlations
 
+    @property
+    def has_transport(self) -> bool:
+        """Whether requests go another way than to the bus's own handlers."""
+        return self._transport is not None and not isinstance(self._transport, LocalTransport)
+
     def use_transport(self, transport: RequestTransport | None) -> None:
         """Send requests this way from now on; `None` for the bus's own handlers."""
         self._transport = transport

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
-from msgbus.errors import ConfigurationError, MiddlewareError
+from msgbus.errors import ConfigurationError, Fault, MiddlewareError
 from msgbus.messages import Message, message_type_of
 from msgbus.signatures import handler_name, is_async_callable
 
@@ -33,6 +33,18 @@ class MiddlewareEntry:
     def name(self) -> str:
         """For errors and logs."""
         return handler_name(self.middleware)
+
+    @property
+    def batch(self) -> bool | None:
+        """Whether it takes lists of events; `None` if it does not say."""
+        said = getattr(self.middleware, "batch", None)
+        return None if said is None else bool(said)
+
+    def may_apply_to(self, message_type: type[Message]) -> bool:
+        """Whether a handler of such messages can get one that it is for."""
+        return self.types is None or any(
+            issubclass(message_type, cls) or issubclass(cls, message_type) for cls in self.types
+        )
 
 
 def make_entry(
@@ -72,7 +84,7 @@ def build_chain(
 ) -> CallNext:
     """`call` inside of all entries that can apply to it; the first listed is outermost."""
     for entry in reversed(entries):
-        if batch and not getattr(entry.middleware, "batch", False):
+        if batch and not entry.batch:
             continue
         wrapped = _wrap(entry, call, handler)
         if entry.types is None or issubclass(message_type, entry.types):
@@ -81,6 +93,23 @@ def build_chain(
             # The handler takes a base class: which messages apply is known only per call.
             call = _choose(entry.types, wrapped, call)
     return call
+
+
+def batch_faults(
+    entries: Sequence[MiddlewareEntry], message_type: type[Message], *, handler: str
+) -> list[Fault]:
+    """Middleware around a batch handler that does not say whether it takes lists."""
+    return [
+        Fault(
+            handler,
+            f"takes lists of {message_type.__name__}, and the middleware {entry.name} does not "
+            f"say whether it does, so it would be left out.",
+            f"Set {entry.name}.batch = True if it takes a list as its message, or False to "
+            f"leave it out around batch handlers.",
+        )
+        for entry in entries
+        if entry.batch is None and entry.may_apply_to(message_type)
+    ]
 
 
 def _wrap(entry: MiddlewareEntry, call_next: CallNext, handler: str) -> CallNext:

@@ -33,6 +33,7 @@ from msgbus.resilience.circuits import Circuits
 from msgbus.resilience.dead_letters import DeadLetterQueue
 from msgbus.resilience.guard import Guard, marking
 from msgbus.resilience.letters import DeadLetterEntry
+from msgbus.resilience.memory_store import MemoryDeadLetterStore
 from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryAttempt, RetryConfig
 from msgbus.resilience.policy import Breaker, Policy, PolicyBook, PolicyOptions, Target, describe
 from msgbus.resilience.redelivery import redeliver
@@ -380,6 +381,12 @@ class ResilientMessageBus(MessageBus):
 
         retry = self._policies.of(registration).retry
         return None if retry is None else tiers_of(retry)
+
+    def writes_names(self) -> bool:
+        """Whether wire names leave this process: also in dead letters that are kept in a file."""
+        letters = self._letters
+        in_file = letters is not None and not isinstance(letters.store, MemoryDeadLetterStore)
+        return in_file or super().writes_names()
 
     def is_retried(self, registration: Registration) -> bool:
         """Whether a failed list is tried again by its policy, and not by its worker."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,7 @@ from msgbus import (
     TypeFilter,
     get_bus,
 )
+from msgbus.resilience import ResilientMessageBus, SqliteDeadLetterStore
 
 
 class Ask(Command[str]):
@@ -181,19 +184,68 @@ def test_a_name_that_is_free_again_can_be_used_again() -> None:
     registry.subscribe(Happened, listen, name="once")
 
 
-async def test_two_classes_of_one_wire_name_fail_at_start() -> None:
-    class First(Event, name="shop.Same"):
-        pass
+# -- point 14: wire names are unique where they are written ------------------------------------
 
-    class Second(Event, name="shop.Same"):
-        pass
 
+class First(Event, name="shop.Same"):
+    pass
+
+
+class Second(Event, name="shop.Same"):
+    pass
+
+
+class Elsewhere:
+    """A way to send requests that leaves the process."""
+
+    async def send(self, command: Command[Any], correlation_id: str, *_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+
+def handles_both(bus: MessageBus) -> MessageBus:
+    bus.subscribe(First, lambda event: None, inline=True, name="first", durable=False)
+    bus.subscribe(Second, lambda event: None, inline=True, name="second", durable=False)
+    return bus
+
+
+async def test_two_classes_of_one_name_do_not_clash_where_it_is_not_written() -> None:
+    """Point 14: two modules may each have their OrderPlaced."""
+    seen: list[str] = []
     bus = MessageBus()
-    bus.subscribe(First, lambda event: None, inline=True)
-    bus.subscribe(Second, lambda event: None, inline=True)
+    bus.subscribe(First, lambda event: seen.append("first"), inline=True)
+    bus.subscribe(Second, lambda event: seen.append("second"), inline=True)
 
+    async with bus:
+        await bus.publish(First())
+        await bus.publish(Second())
+
+    assert sorted(seen) == ["first", "second"]
+    assert handles_both(ResilientMessageBus()).check() == []
+
+
+@pytest.mark.parametrize("where", ["dead letters", "transport"])
+async def test_two_classes_of_one_name_are_a_fault_where_it_is_written(
+    where: str, tmp_path: Path
+) -> None:
+    """Point 14: a name in a file or on the wire must say which class it is."""
+    bus = MessageBus()
+    if where == "dead letters":
+        bus = ResilientMessageBus(dead_letters=SqliteDeadLetterStore(tmp_path / "letters.db"))
+    else:
+        bus.use_transport(Elsewhere())
+
+    (fault,) = handles_both(bus).check()
+
+    assert fault.subject == "shop.Same"
     with pytest.raises(ConfigurationError, match=r"wire name of 2 classes.*shop\.X"):
         await bus.start()
+
+
+def test_two_classes_of_one_name_are_refused_by_a_bus_with_a_journal(tmp_path: Path) -> None:
+    bus = MessageBus(journal=f"sqlite:///{tmp_path / 'shop.db'}")
+
+    with pytest.raises(ConfigurationError, match=r"Two message classes are called 'shop\.Same'"):
+        handles_both(bus)
 
 
 def test_handlers_that_can_never_be_called_are_faults() -> None:

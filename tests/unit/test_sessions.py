@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from contextlib import AbstractContextManager
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import anyio
 import pytest
@@ -423,9 +424,11 @@ class TimerCount(VirtualClock):
 
     timers = 0
 
-    def cancel_after(self, seconds: float) -> AbstractContextManager[anyio.CancelScope]:
+    @contextmanager
+    def cancel_after(self, seconds: float) -> Generator[anyio.CancelScope]:
         self.timers += 1
-        return super().cancel_after(seconds)
+        with super().cancel_after(seconds) as scope:
+            yield scope
 
 
 async def test_closing_an_idle_session_sets_no_timer() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from msgbus import (
     CallNext,
     Command,
+    ConfigurationError,
     Event,
     MessageBus,
 )
@@ -190,3 +193,50 @@ async def test_a_list_whose_middleware_forgets_to_await_fails() -> None:
         await bus.settled()
 
     assert bus.stats().handlers["record"].failed == 1
+
+
+# -- point 14: a middleware says whether it takes lists -----------------------------------------
+
+
+async def silent(message: Any, call_next: CallNext) -> Any:
+    return await call_next(message)
+
+
+async def test_a_middleware_that_does_not_say_whether_it_takes_lists_is_a_fault() -> None:
+    """Point 14: it used to be left out around batch handlers, and nobody was told."""
+    bus = MessageBus(middleware=[silent])
+
+    @bus.on(Happened, batch=True)
+    async def store(events: list[Happened]) -> None: ...
+
+    (fault,) = bus.check()
+    assert fault.subject == "store"
+    assert "silent" in fault.problem
+    assert "silent.batch = True" in fault.fix
+    with pytest.raises(ConfigurationError, match="silent"):
+        await bus.start()
+
+
+async def test_such_a_middleware_is_no_fault_where_it_does_not_apply() -> None:
+    bus = MessageBus()
+    bus.add_middleware(silent, types=Greet)
+
+    @bus.on(Happened, batch=True)
+    async def store(events: list[Happened]) -> None: ...
+
+    @bus.on(Happened)
+    async def single(event: Happened) -> None: ...
+
+    assert bus.check() == []
+
+
+async def test_a_batch_handler_that_comes_later_is_refused_for_the_same_reason() -> None:
+    bus = MessageBus(middleware=[silent])
+
+    async def store(events: list[Happened]) -> None: ...
+
+    async with bus, bus.session() as session:
+        with pytest.raises(ConfigurationError, match="silent"):
+            bus.subscribe(Happened, store, batch=True)
+        with pytest.raises(ConfigurationError, match="silent"):
+            session.subscribe(Happened, store, batch=True)
