@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Generic, cast, final
 
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from msgbus.messages import (
     Event,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from msgbus.streams import EventStream
 
 F = TypeVar("F", bound=Callable[..., Any])
+Bus_co = TypeVar("Bus_co", bound="MessageBus", default="MessageBus", covariant=True)
 
 
 class Frame:
@@ -222,8 +223,11 @@ def _in_context(method: F) -> F:
 
 
 @final
-class Context(SendingMethods):
-    """One handling of one message. Ask for it with a parameter annotated `Context`."""
+class Context(SendingMethods, Generic[Bus_co]):
+    """One handling of one message. Ask for it with a parameter annotated `Context`.
+
+    `Context[ResilientMessageBus]` is the same, and tells type checkers what `context.bus` is.
+    """
 
     __slots__ = ("_frame", "attempt", "emitted", "kept", "outgoing", "trouble")
 
@@ -247,9 +251,9 @@ class Context(SendingMethods):
         return message
 
     @property
-    def bus(self) -> MessageBus:
+    def bus(self) -> Bus_co:
         """The bus that handles it."""
-        bus: MessageBus = self._frame.owner.bus
+        bus: Bus_co = self._frame.owner.bus
         return bus
 
     @property

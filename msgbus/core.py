@@ -330,7 +330,7 @@ class BusCore(Quiescence):
         name = registration.name
         found = providers.faults(name, registration.signature.dependencies)
         if registration.batch:
-            found += batch_faults(self.middleware, registration.message_type, handler=name)
+            found += batch_faults(self.middleware, registration.classes, handler=name)
         return found
 
     def is_inside_handler(self, frame: Frame | None) -> bool:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, cast, final
 
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypeVar
@@ -22,6 +22,7 @@ from msgbus.metadata import ROOT, Metadata, Root
 from msgbus.routing.topics import check_topic
 
 R = TypeVar("R", default=None)
+M_co = TypeVar("M_co", covariant=True)
 
 RESERVED: Final = frozenset(
     {
@@ -203,12 +204,24 @@ set_meta: Final[Callable[[Message, Metadata | Root | None], None]] = Message.__d
 _making: Final = threading.Lock()
 
 
+@final
+class CommandTypes(Generic[M_co, R]):
+    """For type checkers: a class of commands, and what its commands reply with."""
+
+    reply: R
+
+
 class Command(Message, Generic[R]):
     """An intention with exactly one handler; `R` is the type of its reply.
 
     `class PlaceOrder(Command[UUID])` replies with a UUID, `class CancelOrder(Command)`
     with nothing.
     """
+
+    if TYPE_CHECKING:
+        # Lets a handler's parameter and reply be held against one class; never called.
+        @classmethod
+        def __command_types__(cls) -> CommandTypes[Self, R]: ...
 
 
 class Query(Command[R], Generic[R]):

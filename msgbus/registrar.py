@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
+from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -20,7 +21,7 @@ from typing import (
 from typing_extensions import ParamSpec, Unpack
 
 from msgbus.errors import ConfigurationError
-from msgbus.messages import Command, Event, R
+from msgbus.messages import Command, CommandTypes, Event
 from msgbus.registrations import (
     Registration,
     make_registration,
@@ -38,9 +39,14 @@ if TYPE_CHECKING:
     from msgbus.subscriptions.mode import Delivery, Mode, Poison, StartAt
 
 P = ParamSpec("P")
+C = TypeVar("C", bound=Command[Any])
+C_co = TypeVar("C_co", covariant=True)
+Reply = TypeVar("Reply")
 T_co = TypeVar("T_co", covariant=True)
 H = TypeVar("H", bound=Callable[..., Any])
 E = TypeVar("E", bound=Event)
+E2 = TypeVar("E2", bound=Event)
+E3 = TypeVar("E3", bound=Event)
 
 
 class CommandOptions(TypedDict, total=False):
@@ -90,15 +96,25 @@ class EventOptions(TypedDict, total=False):
     watchdog: float
 
 
-class HandlesDecorator(Protocol[R]):
-    """Takes a handler that replies with `R`, sync or async, and gives it back unchanged."""
+class CommandClass(Protocol[C_co, Reply]):
+    """A class of commands, for type checkers: which it is, and what it replies with."""
+
+    def __command_types__(self) -> CommandTypes[C_co, Reply]:
+        """Never called."""
+        ...
+
+
+class HandlesDecorator(Protocol[C, Reply]):
+    """Takes a handler of such commands, sync or async, and gives it back unchanged."""
 
     @overload
     def __call__(
-        self, handler: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> Callable[P, Coroutine[Any, Any, R]]: ...
+        self, handler: Callable[Concatenate[C, P], Coroutine[Any, Any, Reply]], /
+    ) -> Callable[Concatenate[C, P], Coroutine[Any, Any, Reply]]: ...
     @overload
-    def __call__(self, handler: Callable[P, R], /) -> Callable[P, R]: ...
+    def __call__(
+        self, handler: Callable[Concatenate[C, P], Reply], /
+    ) -> Callable[Concatenate[C, P], Reply]: ...
 
 
 class OnDecorator(Protocol[E]):
@@ -121,7 +137,7 @@ class OnListDecorator(Protocol[E]):
         ...
 
 
-class OnTopicDecorator(Protocol):
+class OnAnyDecorator(Protocol):
     """Takes a handler of any class of events and gives it back unchanged."""
 
     def __call__(
@@ -131,7 +147,7 @@ class OnTopicDecorator(Protocol):
         ...
 
 
-class OnTopicListDecorator(Protocol):
+class OnAnyListDecorator(Protocol):
     """Takes a handler of lists of any class of events and gives it back unchanged."""
 
     def __call__(
@@ -149,8 +165,9 @@ class Registrar(ABC, Generic[T_co]):
 
     def register_command_handler(
         self,
-        command_type: type[Command[R]],
-        handler: Callable[..., Coroutine[Any, Any, R]] | Callable[..., R],
+        command_type: CommandClass[C, Reply],
+        handler: Callable[Concatenate[C, ...], Coroutine[Any, Any, Reply]]
+        | Callable[Concatenate[C, ...], Reply],
         *,
         name: str | None = None,
         replace: bool = False,
@@ -171,10 +188,9 @@ class Registrar(ABC, Generic[T_co]):
             DuplicateHandlerError: There is one already.
             HandlerSignatureError: The handler could never be called.
         """
-        require_command_type(command_type)
         _check_positive("timeout", timeout)
         registration = make_registration(
-            command_type, handler, name=name, inline=inline, timeout=timeout
+            require_command_type(command_type), handler, name=name, inline=inline, timeout=timeout
         )
         self._register(registration, replace=replace)
 
@@ -182,7 +198,7 @@ class Registrar(ABC, Generic[T_co]):
     @overload
     def register_event_handler(
         self,
-        event_type: type[E] | str,
+        event_type: type[E] | UnionType | str,
         handler: Callable[[E], Any],
         *,
         batch: Literal[False] = False,
@@ -191,7 +207,7 @@ class Registrar(ABC, Generic[T_co]):
     @overload
     def register_event_handler(
         self,
-        event_type: type[E] | str,
+        event_type: type[E] | UnionType | str,
         handler: Callable[[list[E]], Any],
         *,
         batch: Literal[True],
@@ -200,7 +216,7 @@ class Registrar(ABC, Generic[T_co]):
     @overload
     def register_event_handler(
         self,
-        event_type: type[E] | str,
+        event_type: type[E] | UnionType | str,
         handler: Callable[Concatenate[E, ...], Any],
         *,
         batch: Literal[False] = False,
@@ -209,7 +225,7 @@ class Registrar(ABC, Generic[T_co]):
     @overload
     def register_event_handler(
         self,
-        event_type: type[E] | str,
+        event_type: type[E] | UnionType | str,
         handler: Callable[Concatenate[list[E], ...], Any],
         *,
         batch: Literal[True],
@@ -217,7 +233,7 @@ class Registrar(ABC, Generic[T_co]):
     ) -> T_co: ...
     def register_event_handler(
         self,
-        event_type: type[Event] | str,
+        event_type: type[Event] | UnionType | str,
         handler: Callable[..., Any],
         *,
         name: str | None = None,
@@ -233,13 +249,16 @@ class Registrar(ABC, Generic[T_co]):
     ) -> T_co:
         """Have `handler` called for every event of `event_type` and its subclasses.
 
+        `A | B` is one handler of both: one queue, in publish order, one name, one handle. An
+        event that is of both is handled once.
+
         For a topic pattern, such as `"shop.orders.*"`, it is called for every event that is
         published under such a topic and is of the class its parameter is annotated with, but
         never for a `SystemEvent`. A handler that is registered in two ways is called once for
         each of them.
 
         Args:
-            event_type: The event class, or a pattern of topics.
+            event_type: The event class, several as `A | B`, or a pattern of topics.
             handler: Takes the event, and by annotation a `Context` and dependencies.
             name: Its name in logs and metrics; the function's own unless given.
             priority: Higher runs first: lower handlers get an event once all higher ones
@@ -261,11 +280,11 @@ class Registrar(ABC, Generic[T_co]):
             DuplicateHandlerError: It is registered already, or the name is taken.
             InvalidTopicError: The pattern is not valid.
         """
-        message_type, pattern = read_event_target(event_type)
+        classes, pattern = read_event_target(event_type)
         _check_positive("timeout", timeout)
         _check_positive("concurrency", concurrency)
         registration = make_registration(
-            message_type,
+            classes,
             handler,
             pattern=pattern,
             name=name,
@@ -284,41 +303,128 @@ class Registrar(ABC, Generic[T_co]):
     subscribe = register_event_handler
 
     def handles(
-        self, command_type: type[Command[R]], **options: Unpack[CommandOptions]
-    ) -> HandlesDecorator[R]:
+        self, command_type: CommandClass[C, Reply], **options: Unpack[CommandOptions]
+    ) -> HandlesDecorator[C, Reply]:
         """Decorator form of `register_command_handler`; the function stays as it is."""
 
         def decorate(handler: H) -> H:
             self.register_command_handler(command_type, handler, **options)
             return handler
 
-        return cast("HandlesDecorator[R]", decorate)
+        return cast("HandlesDecorator[C, Reply]", decorate)
 
     @overload
     def on(
         self,
         event_type: type[E],
+        /,
         *,
         batch: Literal[False] = False,
         **options: Unpack[EventOptions],
     ) -> OnDecorator[E]: ...
     @overload
     def on(
-        self, event_type: type[E], *, batch: Literal[True], **options: Unpack[EventOptions]
+        self,
+        event_type: type[E],
+        /,
+        *,
+        batch: Literal[True],
+        **options: Unpack[EventOptions],
     ) -> OnListDecorator[E]: ...
     @overload
     def on(
-        self, event_type: str, *, batch: Literal[False] = False, **options: Unpack[EventOptions]
-    ) -> OnTopicDecorator: ...
+        self,
+        first: type[E],
+        second: type[E2],
+        /,
+        *,
+        batch: Literal[False] = False,
+        **options: Unpack[EventOptions],
+    ) -> OnDecorator[E | E2]: ...
     @overload
     def on(
-        self, event_type: str, *, batch: Literal[True], **options: Unpack[EventOptions]
-    ) -> OnTopicListDecorator: ...
-    def on(self, event_type: Any, **options: Any) -> Any:
-        """Decorator form of `register_event_handler`; the function stays as it is."""
+        self,
+        first: type[E],
+        second: type[E2],
+        /,
+        *,
+        batch: Literal[True],
+        **options: Unpack[EventOptions],
+    ) -> OnListDecorator[E | E2]: ...
+    @overload
+    def on(
+        self,
+        first: type[E],
+        second: type[E2],
+        third: type[E3],
+        /,
+        *,
+        batch: Literal[False] = False,
+        **options: Unpack[EventOptions],
+    ) -> OnDecorator[E | E2 | E3]: ...
+    @overload
+    def on(
+        self,
+        first: type[E],
+        second: type[E2],
+        third: type[E3],
+        /,
+        *,
+        batch: Literal[True],
+        **options: Unpack[EventOptions],
+    ) -> OnListDecorator[E | E2 | E3]: ...
+    @overload
+    def on(
+        self,
+        event_type: UnionType | str,
+        /,
+        *,
+        batch: Literal[False] = False,
+        **options: Unpack[EventOptions],
+    ) -> OnAnyDecorator: ...
+    @overload
+    def on(
+        self,
+        event_type: UnionType | str,
+        /,
+        *,
+        batch: Literal[True],
+        **options: Unpack[EventOptions],
+    ) -> OnAnyListDecorator: ...
+    @overload
+    def on(
+        self,
+        first: type[Event],
+        second: type[Event],
+        third: type[Event],
+        fourth: type[Event],
+        /,
+        *more: type[Event],
+        batch: Literal[False] = False,
+        **options: Unpack[EventOptions],
+    ) -> OnAnyDecorator: ...
+    @overload
+    def on(
+        self,
+        first: type[Event],
+        second: type[Event],
+        third: type[Event],
+        fourth: type[Event],
+        /,
+        *more: type[Event],
+        batch: Literal[True],
+        **options: Unpack[EventOptions],
+    ) -> OnAnyListDecorator: ...
+    def on(self, *event_types: Any, **options: Any) -> Any:
+        """Decorator form of `register_event_handler`; the function stays as it is.
+
+        `on(A, B)` is the same as `on(A | B)`: one handler of both. Type checkers hold the
+        parameter of a handler against up to three classes; more, and those written as
+        `A | B`, are checked when the handler is registered.
+        """
 
         def decorate(handler: H) -> H:
-            self.register_event_handler(event_type, handler, **options)
+            self.register_event_handler(cast("Any", event_types), handler, **options)
             return handler
 
         return decorate

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast, final
+from types import UnionType
+from typing import Any, Union, cast, final, get_args, get_origin
 
 from msgbus.config import QueueConfig
 from msgbus.errors import ConfigurationError, Fault, HandlerSignatureError
@@ -20,7 +21,8 @@ class Registration:
     """One handler and everything said about it when it was registered."""
 
     message_type: type[Message]
-    """The class it takes. For a handler of topics, what its parameter is annotated with."""
+    """The class it takes; of several, the nearest that all of them are below. For a handler
+    of topics, what its parameter is annotated with."""
     handler: Callable[..., Any]
     name: str
     signature: Signature
@@ -35,6 +37,8 @@ class Registration:
     """Whether the user gave the name, rather than the function."""
     pattern: TopicPattern | None = None
     """The topics it is registered for, if it is not for a class."""
+    several: tuple[type[Message], ...] = ()
+    """The classes it is registered for, if they are more than one."""
     durable: bool | str | None = None
     """Whether it goes on where it was after a restart, and under which name, if said."""
     subscription: Mapping[str, Any] | None = None
@@ -46,14 +50,21 @@ class Registration:
         return issubclass(self.message_type, Command)
 
     @property
-    def target(self) -> type[Message] | TopicPattern:
+    def classes(self) -> tuple[type[Message], ...]:
+        """The classes it takes, without those below them."""
+        return self.several or (self.message_type,)
+
+    @property
+    def targets(self) -> tuple[type[Message] | TopicPattern, ...]:
         """What it is registered for."""
-        return self.pattern or self.message_type
+        return self.classes if self.pattern is None else (self.pattern,)
 
     @property
     def target_name(self) -> str:
-        """The same as text: the name of the class, or the pattern."""
-        return self.message_type.__name__ if self.pattern is None else self.pattern.pattern
+        """The same as text: the name of the class, or of each, or the pattern."""
+        if self.pattern is not None:
+            return self.pattern.pattern
+        return " | ".join(cls.__name__ for cls in self.classes)
 
     def row(self, *, in_session: bool) -> tuple[str, str]:
         """Under which handler and message type it is counted.
@@ -62,12 +73,13 @@ class Registration:
         for each session, and would pile up.
         """
         if in_session:
-            return handler_name(self.handler), self.message_type.__name__
+            classes = " | ".join(cls.__name__ for cls in self.classes)
+            return handler_name(self.handler), classes
         return self.name, self.target_name
 
 
 def make_registration(
-    message_type: type[Message],
+    message_type: type[Message] | tuple[type[Message], ...],
     handler: Callable[..., Any],
     *,
     name: str | None = None,
@@ -75,15 +87,16 @@ def make_registration(
     pattern: TopicPattern | None = None,
     **options: Any,
 ) -> Registration:
-    """Check a handler against what it is registered for.
+    """Check a handler against what it is registered for, be it several classes.
 
     Raises:
         HandlerSignatureError: It could never be called.
     """
+    classes = message_type if isinstance(message_type, tuple) else (message_type,)
     if pattern is not None:
-        message_type = narrowed(handler, message_type, batch=batch)
+        classes = (narrowed(handler, classes[0], batch=batch),)
     try:
-        signature = read_handler(handler, message_type, batch=batch)
+        signature, *_ = [read_handler(handler, cls, batch=batch) for cls in classes]
     except HandlerSignatureError as error:
         if pattern is not None:
             error.add_note(
@@ -92,7 +105,8 @@ def make_registration(
             )
         raise
     return Registration(
-        message_type=message_type,
+        message_type=_common_base(classes),
+        several=classes if len(classes) > 1 else (),
         handler=handler,
         name=name or handler_name(handler),
         named=name is not None,
@@ -103,31 +117,59 @@ def make_registration(
     )
 
 
-def require_command_type(message_type: object) -> None:
-    """Raise unless this is a command class."""
+def require_command_type(message_type: object) -> type[Message]:
+    """The class, if it is one of commands.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
     if not _is_class(message_type, Command):
         shown = _shown(message_type)
         message = f"{shown} is not a Command class; events are registered with bus.on(...)."
         raise ConfigurationError(message)
+    return cast("type[Message]", message_type)
 
 
-def read_event_target(target: object) -> tuple[type[Event], TopicPattern | None]:
-    """The event class that a handler takes, and its topics if `target` is a pattern.
+def _common_base(classes: tuple[type[Message], ...]) -> type[Message]:
+    """The nearest class that all of them are, or are below."""
+    first, *others = classes
+    return next(base for base in first.__mro__ if all(issubclass(one, base) for one in others))
+
+
+def read_event_target(target: object) -> tuple[tuple[type[Event], ...], TopicPattern | None]:
+    """The event classes that a handler takes, and its topics if the target is a pattern.
+
+    Several classes are a union of them, or a tuple of classes and unions.
 
     Raises:
-        ConfigurationError: It is neither an event class nor text.
+        ConfigurationError: There is none, or one is no event class; or there are more targets
+            beside a pattern.
         InvalidTopicError: It is text, but no pattern of topics.
     """
-    if isinstance(target, str):
-        return Event, TopicPattern(target)
-    if not _is_class(target, Event):
-        shown = _shown(target)
-        message = (
-            f"{shown} is not an Event class, nor a topic pattern such as 'shop.**'; commands "
-            f"are registered with bus.handles(...)."
-        )
+    targets = cast("tuple[object, ...]", target) if isinstance(target, tuple) else (target,)
+    if len(targets) == 1 and isinstance(targets[0], str):
+        return (Event,), TopicPattern(targets[0])
+    classes: dict[type[Event], None] = {}
+    for one in targets:
+        is_union = get_origin(one) in (Union, UnionType)
+        for cls in get_args(one) if is_union else (one,):
+            if isinstance(cls, str):
+                message = (
+                    f"{cls!r} is a topic pattern, and a handler is registered for one pattern, or "
+                    f"for one or more event classes. Register it for the others separately."
+                )
+                raise ConfigurationError(message)
+            if not _is_class(cls, Event):
+                message = (
+                    f"{_shown(cls)} is not an Event class, nor a topic pattern such as "
+                    f"'shop.**'; commands are registered with bus.handles(...)."
+                )
+                raise ConfigurationError(message)
+            classes[cast("type[Event]", cls)] = None
+    if not classes:
+        message = "Say which events the handler is for: bus.on(OrderPlaced)."
         raise ConfigurationError(message)
-    return cast("type[Event]", target), None
+    return tuple(classes), None
 
 
 def registration_faults(
@@ -142,8 +184,11 @@ def registration_faults(
     for registration in registrations:
         cls = registration.message_type
         if registration.pattern is None:
-            types_by_name.setdefault(cls.__wire__.name, set()).add(cls)
-        if cls is SystemEvent or (registration.pattern and issubclass(cls, SystemEvent)):
+            for one in registration.classes:
+                types_by_name.setdefault(one.__wire__.name, set()).add(one)
+        if SystemEvent in registration.classes or (
+            registration.pattern and issubclass(cls, SystemEvent)
+        ):
             faults.append(
                 Fault(
                     registration.name,
@@ -155,12 +200,15 @@ def registration_faults(
             )
         predicate = registration.filter
         if isinstance(predicate, TypeFilter) and not any(
-            issubclass(cls, wanted) or issubclass(wanted, cls) for wanted in predicate.types
+            issubclass(one, wanted) or issubclass(wanted, one)
+            for wanted in predicate.types
+            for one in registration.classes
         ):
             faults.append(
                 Fault(
                     registration.name,
-                    f"handles {cls.__name__}, but its own filter {predicate!r} lets none through.",
+                    f"handles {registration.target_name}, but its own filter {predicate!r} "
+                    f"lets none through.",
                     "Change the filter or the event class.",
                 )
             )

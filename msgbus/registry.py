@@ -115,30 +115,34 @@ class _Scope:
             # Only who names a system event gets it: a handler of all events would
             # otherwise hear about itself for ever.
             return self.events.get(event_type, [])
-        found = [found for cls in event_type.__mro__ for found in self.events.get(cls, ())]
+        # Once each: a handler of several classes may be there for more than one.
+        found = list(
+            dict.fromkeys(one for cls in event_type.__mro__ for one in self.events.get(cls, ()))
+        )
         return found if self.topics is None else found + self.topics.find(event_type, topic)
 
     def add_event(self, registration: Registration) -> None:
-        self.events.setdefault(registration.target, []).append(registration)
+        for target in registration.targets:
+            self.events.setdefault(target, []).append(registration)
         if registration.pattern is not None:
             self.topics = self.topics or _Topics()
             self.topics.add(registration, registration.pattern)
 
     def remove_event(self, registration: Registration) -> bool:
-        registered = self.events.get(registration.target, [])
-        if registration not in registered:
-            return False
-        registered.remove(registration)
-        if not registered:
-            del self.events[registration.target]
+        for target in registration.targets:
+            registered = self.events.get(target, [])
+            if registration not in registered:
+                return False
+            registered.remove(registration)
+            if not registered:
+                del self.events[target]
         if self.topics is not None:
             self.topics.remove(registration)
         return True
 
     def all(self) -> Iterator[Registration]:
         yield from self.commands.values()
-        for registrations in self.events.values():
-            yield from registrations
+        yield from dict.fromkeys(one for found in self.events.values() for one in found)
 
 
 class HandlerRegistry(Registrar[Registration]):
@@ -218,7 +222,9 @@ class HandlerRegistry(Registrar[Registration]):
         scope.commands[command_type] = registration
 
     def _add_event(self, scope: _Scope, registration: Registration) -> None:
-        registered = scope.events.get(registration.target, ())
+        registered = [
+            one for target in registration.targets for one in scope.events.get(target, ())
+        ]
         if registration.named and registration.name in scope.names:
             message = (
                 f"There is already a handler named {registration.name!r}. "

@@ -68,6 +68,10 @@ class _StampedEvents:
         return self._stamped(await anext(self._events))
 
 
+def _observes_commands(registration: Registration) -> bool:
+    return not COMMAND_EVENTS.isdisjoint(registration.classes)
+
+
 @final
 class BusSession(SendingMethods, Registrar[Subscription]):
     """One job on one bus. Made by `bus.session(...)` and used with `async with`.
@@ -219,9 +223,7 @@ class BusSession(SendingMethods, Registrar[Subscription]):
         self._forget_if_older(-1)
         self._core.registry.drop_session(self.session_id)
         self._core.sessions.pop(self.session_id, None)
-        self._core.sessions_observe_commands -= sum(
-            one.message_type in COMMAND_EVENTS for one in self._own
-        )
+        self._core.sessions_observe_commands -= sum(_observes_commands(one) for one in self._own)
 
     def _lanes(self) -> list[Lane]:
         lanes = self._core.lanes
@@ -234,7 +236,7 @@ class BusSession(SendingMethods, Registrar[Subscription]):
         self._require_open()
         subscription = self._core.subscribe(registration, self.session_id, replace=replace)
         self._own[registration] = None
-        if registration.message_type in COMMAND_EVENTS:
+        if _observes_commands(registration):
             self._core.sessions_observe_commands += 1
         return subscription
 
@@ -245,9 +247,7 @@ class BusSession(SendingMethods, Registrar[Subscription]):
 
     def disown(self, registration: Registration) -> None:
         """A handler of its own was closed before it."""
-        if self._own.pop(registration, self) is None and (
-            registration.message_type in COMMAND_EVENTS
-        ):
+        if self._own.pop(registration, self) is None and _observes_commands(registration):
             self._core.sessions_observe_commands -= 1
 
     def owns(self, registration: Registration) -> bool:

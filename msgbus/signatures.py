@@ -258,6 +258,13 @@ def _text_fits(annotation: str, message_type: type[Message], *, batch: bool) -> 
     return any(part.split("[", 1)[0] in names for part in parts)
 
 
+def _is_context(wanted: Any) -> bool:
+    """Whether it is `Context`, or `Context` of some bus; as text if it cannot be resolved."""
+    if isinstance(wanted, str):
+        return wanted.split("[", 1)[0] in ("Context", "msgbus.Context")
+    return wanted is Context or get_origin(wanted) is Context
+
+
 def read_dependencies(
     function: Callable[..., Any], parameters: list[inspect.Parameter], name: str
 ) -> tuple[str | None, tuple[Dependency, ...]]:
@@ -287,7 +294,7 @@ def read_dependencies(
             raise HandlerSignatureError(text)
         members = [member for member in _members(annotation) if member is not type(None)]
         wanted = members[0] if len(members) == 1 else annotation
-        if wanted is Context or wanted in ("Context", "msgbus.Context"):
+        if _is_context(wanted):
             context = parameter.name
             continue
         optional = has_default or len(members) < len(_members(annotation))

@@ -61,8 +61,8 @@ class EventStream(Generic[E]):
         return len(self._buffer)
 
     async def __aenter__(self) -> Self:
-        message_type, pattern = read_event_target(self._target)
-        registration = make_registration(message_type, self._take, pattern=pattern, inline=True)
+        classes, pattern = read_event_target(self._target)
+        registration = make_registration(classes, self._take, pattern=pattern, inline=True)
         self._target_name = registration.target_name
         self._subscription = self._register(registration)
         self._core.streams.add(self)

@@ -35,7 +35,10 @@ class Subscription:
 
     @property
     def message_type(self) -> type[Message]:
-        """The event class it is registered for; for topics the class it takes."""
+        """The event class it is registered for; for topics the class it takes.
+
+        Of several classes, the nearest that all of them are below.
+        """
         return self._registration.message_type
 
     @property

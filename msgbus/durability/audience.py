@@ -44,7 +44,7 @@ class Audience:
         if isinstance(to, str | Subscription):
             self.registration = _registered(hub, to)
             self.call = hub.core.chain(self.registration, None)
-            classes = (self.registration.message_type,)
+            classes = self.registration.classes
         else:
             self.registration, classes = _of_function(to)
             self.call = hub.core.bound(self.registration)

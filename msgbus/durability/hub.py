@@ -133,7 +133,8 @@ class Durability:
 
     def accept(self, registration: Registration, session_id: str | None) -> Registration:
         """A handler that is being registered, as it is to be used here."""
-        self.codec.register(registration.message_type)
+        for message_type in registration.classes:
+            self.codec.register(message_type)
         return self.subscribers.accept(registration, session_id)
 
     def registered(self, registration: Registration) -> None:

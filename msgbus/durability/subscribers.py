@@ -90,8 +90,8 @@ class DurableHandler:
     @property
     def names(self) -> WireNames | None:
         """The wire names that it reads; `None` for all."""
-        message_type = self.registration.message_type
-        return None if message_type is Event else WireNames(message_type, self._hub.codec)
+        classes = self.registration.classes
+        return None if Event in classes else WireNames(classes, self._hub.codec)
 
     @property
     def epoch(self) -> int | None:
@@ -324,15 +324,16 @@ def _name(registration: Registration) -> str:
     if isinstance(registration.durable, str):
         return registration.durable
     pattern = registration.pattern
-    target = registration.message_type.__wire__.name if pattern is None else pattern.pattern
-    return f"{registration.name}:{target}"
+    if pattern is not None:
+        return f"{registration.name}:{pattern.pattern}"
+    return f"{registration.name}:{'|'.join(cls.__wire__.name for cls in registration.classes)}"
 
 
 def _obstacle(registration: Registration, session_id: str | None) -> str | None:
     """Why it cannot be durable, if it cannot."""
     if session_id is not None:
         return "handlers of a session end with it"
-    if issubclass(registration.message_type, SystemEvent):
+    if any(issubclass(cls, SystemEvent) for cls in registration.classes):
         return "system events are not in the journal"
     if registration.priority:
         return (

@@ -1,4 +1,4 @@
-"""The wire names of a message class and of everything below it, as of now."""
+"""The wire names of message classes and of everything below them, as of now."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 class WireNames(Collection[str]):
     """Grows when a subclass is defined, so that none of its messages is passed over."""
 
-    def __init__(self, message_type: type[Message], codec: MessageCodec) -> None:
-        self._type = message_type
+    def __init__(
+        self, message_types: type[Message] | tuple[type[Message], ...], codec: MessageCodec
+    ) -> None:
+        self._types = message_types if isinstance(message_types, tuple) else (message_types,)
         self._codec = codec
         self._seen = -1
         self._names: frozenset[str] = frozenset()
@@ -25,7 +27,9 @@ class WireNames(Collection[str]):
         defined = classes_defined()
         if self._seen != defined:
             self._seen = defined
-            self._names = frozenset(_names(self._type, self._codec))
+            self._names = frozenset(
+                name for one in self._types for name in _names(one, self._codec)
+            )
         return self._names
 
     def __contains__(self, name: object) -> bool:

@@ -96,19 +96,19 @@ def build_chain(
 
 
 def batch_faults(
-    entries: Sequence[MiddlewareEntry], message_type: type[Message], *, handler: str
+    entries: Sequence[MiddlewareEntry], message_types: Sequence[type[Message]], *, handler: str
 ) -> list[Fault]:
     """Middleware around a batch handler that does not say whether it takes lists."""
     return [
         Fault(
             handler,
-            f"takes lists of {message_type.__name__}, and the middleware {entry.name} does not "
+            f"takes lists of events, and the middleware {entry.name} does not "
             f"say whether it does, so it would be left out.",
             f"Set {entry.name}.batch = True if it takes a list as its message, or False to "
             f"leave it out around batch handlers.",
         )
         for entry in entries
-        if entry.batch is None and entry.may_apply_to(message_type)
+        if entry.batch is None and any(map(entry.may_apply_to, message_types))
     ]
 
 

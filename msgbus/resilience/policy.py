@@ -105,15 +105,17 @@ class PolicyBook:
     def of(self, registration: Registration) -> Policy:
         """The policy of one handler."""
         changes: dict[str, Any] = {}
-        for cls in reversed(registration.message_type.__mro__):
-            changes.update(self._by_type.get(cls, {}))
+        # Of a handler of several classes the first has the last word.
+        for message_type in reversed(registration.classes):
+            for cls in reversed(message_type.__mro__):
+                changes.update(self._by_type.get(cls, {}))
         changes.update(self._by_name.get(registration.name, {}))
         for handler, said in self._by_handler:
             if handler == registration.handler:
                 changes.update(said)
         default = self.default
         shares = not isinstance(default.breaker, CircuitBreakerConfig)
-        if shares and issubclass(registration.message_type, SystemEvent):
+        if shares and all(issubclass(cls, SystemEvent) for cls in registration.classes):
             # Else who is to hear that the circuit is open would wait until it is not.
             default = self._default_of_listeners
         return replace(default, **changes) if changes else default

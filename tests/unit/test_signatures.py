@@ -33,15 +33,17 @@ class TestSignatures:
         async def wrong(command: Happened) -> str:
             return ""
 
+        handler: Any = wrong
         with pytest.raises(HandlerSignatureError, match="annotate it Ask"):
-            MessageBus().register_command_handler(Ask, wrong)
+            MessageBus().register_command_handler(Ask, handler)
 
     def test_no_parameter(self) -> None:
         async def wrong() -> str:
             return ""
 
+        handler: Any = wrong
         with pytest.raises(HandlerSignatureError, match="takes no positional parameter"):
-            MessageBus().register_command_handler(Ask, wrong)
+            MessageBus().register_command_handler(Ask, handler)
 
     def test_extra_parameter_without_annotation(self) -> None:
         async def wrong(command: Ask, other) -> str:  # type: ignore[no-untyped-def]  # noqa: ANN001

@@ -9,6 +9,10 @@ class PlaceOrder(Command[UUID]):
     sku: str
 
 
+class CancelOrder(Command):
+    sku: str
+
+
 class OrderPlaced(Event):
     order_id: UUID
 
@@ -23,6 +27,26 @@ bus = MessageBus()
 @bus.handles(PlaceOrder)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
 async def wrong_reply(command: PlaceOrder) -> int:
     return 1
+
+
+@bus.handles(PlaceOrder)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
+async def wrong_command(command: CancelOrder) -> UUID:
+    return uuid4()
+
+
+async def cancel(command: CancelOrder) -> None: ...
+
+
+async def number(command: PlaceOrder) -> int:
+    return 1
+
+
+bus.register_command_handler(PlaceOrder, cancel)  # expect: mypy[arg-type] pyright[reportArgumentType]
+bus.register_command_handler(PlaceOrder, number)  # expect: mypy[arg-type] pyright[reportArgumentType]
+
+
+@bus.on(OrderPlaced, OrderCancelled)  # expect: mypy[arg-type] pyright[reportArgumentType]
+async def one_of_two(event: OrderPlaced) -> None: ...
 
 
 @bus.on(OrderPlaced)  # expect: mypy[arg-type] pyright[reportArgumentType]

@@ -19,12 +19,16 @@ from msgbus import (
     PublishReceipt,
     PublishSummary,
     Query,
+    Registration,
     Subscription,
+    SystemEvent,
     TypeFilter,
     per_message,
     topic_of,
 )
 from msgbus.durability import Ticket
+from msgbus.registrar import HandlesDecorator
+from msgbus.resilience import DeadLetterQueue, ResilientMessageBus
 from msgbus.subscriptions import Delivery
 
 
@@ -127,6 +131,59 @@ assert_type(bus.subscribe("shop.*", audit_orders), Subscription)
 assert_type(bus.subscribe("shop.*", audit_topics, timeout=1.0), Subscription)
 assert_type(bus.subscribe("shop.*", audit_lists, batch=True), Subscription)
 bus.subscribe("shop.*", lambda event: print(event.message_id), inline=True)
+
+
+class OrderPaid(Event):
+    cents: int
+
+
+class OrderShipped(Event):
+    parcel: str
+
+
+@bus.on(OrderPlaced, OrderPaid)
+async def two(event: OrderPlaced | OrderPaid) -> None:
+    assert_type(event, OrderPlaced | OrderPaid)
+
+
+@bus.on(OrderPlaced, OrderPaid, OrderShipped, name="three")
+async def three(event: OrderPlaced | OrderPaid | OrderShipped, context: Context) -> None:
+    assert_type(context.bus, MessageBus)
+
+
+@bus.on(OrderPlaced, OrderPaid, batch=True)
+async def two_in_lists(events: list[OrderPlaced | OrderPaid]) -> None: ...
+
+
+@bus.on(OrderPlaced | OrderPaid, priority=3)
+async def union(event: OrderPlaced | OrderPaid) -> None: ...
+
+
+@bus.on(OrderPlaced, OrderPaid, OrderShipped, SystemEvent)
+async def four(event: Event) -> None: ...
+
+
+assert_type(bus.subscribe(OrderPlaced | OrderPaid, two, name="again"), Subscription)
+assert_type(handlers.subscribe(OrderPlaced | OrderPaid, two), Registration)
+
+
+@bus.on(OrderPlaced)
+async def on_resilient(event: OrderPlaced, context: Context[ResilientMessageBus]) -> None:
+    assert_type(context.bus, ResilientMessageBus)
+    assert_type(context.bus.dead_letters, DeadLetterQueue)
+
+
+async def place_again(command: PlaceOrder) -> UUID:
+    return uuid4()
+
+
+async def any_command(command: Command[Any]) -> None: ...
+
+
+bus.register_command_handler(PlaceOrder, place_again, replace=True)
+bus.register_command_handler(CancelOrder, any_command, replace=True)
+bus.register_command_handler(CountOrders, lambda query: 0, replace=True, inline=True)
+assert_type(handlers.handles(OpenShop), HandlesDecorator[OpenShop, UUID])
 
 
 async def timing(message: Any, call_next: CallNext) -> Any:

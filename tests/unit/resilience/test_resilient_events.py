@@ -309,6 +309,7 @@ async def test_what_waits_for_an_open_circuit_when_a_session_ends_is_handed_back
     """Point 8: not only counted; as `bus.stop()` does it."""
     post = Post(breaker="mail", config=BusConfig(session_timeout=5))
     post.bus.circuit("mail").force_open()
+    sessions: list[BusSession] = []
 
     async with post.bus, anyio.create_task_group() as tasks:
 
@@ -319,7 +320,6 @@ async def test_what_waits_for_an_open_circuit_when_a_session_ends_is_handed_back
                     await session.publish(Paid(number=number))
             sessions.append(session)
 
-        sessions: list[BusSession] = []
         tasks.start_soon(job)
         await let_others_run()
         await post.clock.advance(6)
