@@ -257,6 +257,7 @@ class BusCore(Quiescence):
         Raises:
             ConfigurationError: The bus runs, and the handler asks for what nobody provides;
                 or it is to be durable, and cannot be.
+            DuplicateHandlerError: The command has a handler, or the name is taken.
         """
         if self.durability is not None:
             registration = self.durability.accept(registration, session_id)
@@ -274,9 +275,9 @@ class BusCore(Quiescence):
             faults = self._faults_of(registration, providers)
             if faults:
                 raise ConfigurationError(faults=faults)
-        self.registry.add(registration, session_id, replace=replace)
+        registration = self.registry.add(registration, session_id, replace=replace)
         if self.durability is not None:
-            self.durability.registered(registration)
+            self.durability.registered(registration, session_id)
         return Subscription(self, registration, session_id)
 
     # -- life ----------------------------------------------------------------------------

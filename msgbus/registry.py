@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, final
@@ -11,6 +12,7 @@ from msgbus.messages import Message, SystemEvent, class_topic
 from msgbus.registrar import Registrar
 from msgbus.registrations import Registration
 from msgbus.routing.topics import TopicPattern
+from msgbus.signatures import handler_name, is_lambda, place_of, source_of
 
 if TYPE_CHECKING:
     from msgbus.routing.routes import Route
@@ -28,8 +30,11 @@ class IRegistry(Protocol):
 
     def add(
         self, registration: Registration, session_id: str | None = None, *, replace: bool = False
-    ) -> None:
-        """Take a registration, for one session or (`None`) for the bus."""
+    ) -> Registration:
+        """Take a registration, for one session or (`None`) for the bus.
+
+        Gives it as it is kept: under another name if it had none of its own (a lambda).
+        """
         ...
 
     def remove(self, registration: Registration, session_id: str | None = None) -> bool:
@@ -101,7 +106,8 @@ class _Scope:
         self.commands: dict[type[Message], Registration] = {}
         self.events: dict[type[Message] | TopicPattern, list[Registration]] = {}
         self.topics: _Topics | None = None
-        self.names: set[str] = set()
+        self.names: dict[str, list[Registration]] = {}
+        """Who has which name, by what they are registered for."""
 
     def command(self, command_type: type[Message]) -> Registration | None:
         for cls in command_type.__mro__:
@@ -140,9 +146,63 @@ class _Scope:
             self.topics.remove(registration)
         return True
 
+    def free_name(self, registration: Registration, replaced: Registration | None) -> str:
+        """The name under which it can be told from all others here, `replaced` left aside.
+
+        Raises:
+            DuplicateHandlerError: Its name is taken.
+        """
+        name = registration.name if registration.named else handler_name(registration.handler)
+        number = 1
+        while True:
+            tried = name if number == 1 else f"{name}#{number}"
+            others = [one for one in self.names.get(tried, ()) if one is not replaced]
+            same = next((one for one in others if _share_a_target(one, registration)), None)
+            # All who share a name are alike, so that one of them speaks for all.
+            other = same or next(iter(others), None)
+            if other is None:
+                return tried
+            if not _are_alike(registration, other):
+                raise DuplicateHandlerError(_clash(registration, other))
+            if same is None:
+                return tried
+            if registration.named:
+                raise DuplicateHandlerError(_clash(registration, same))
+            number += 1
+
+    def give_name(self, registration: Registration) -> None:
+        self.names.setdefault(registration.name, []).append(registration)
+
+    def free(self, registration: Registration) -> None:
+        """Let others have its name."""
+        others = self.names[registration.name]
+        others.remove(registration)
+        if not others:
+            del self.names[registration.name]
+
     def all(self) -> Iterator[Registration]:
         yield from self.commands.values()
         yield from dict.fromkeys(one for found in self.events.values() for one in found)
+
+
+def _are_alike(one: Registration, other: Registration) -> bool:
+    """Whether two may have one name: one function, functions of one place, or lambdas."""
+    if one.handler == other.handler or source_of(one.handler) == source_of(other.handler):
+        return True
+    return not (one.named or other.named) and is_lambda(one.handler) and is_lambda(other.handler)
+
+
+def _share_a_target(one: Registration, other: Registration) -> bool:
+    return not set(one.targets).isdisjoint(other.targets)
+
+
+def _clash(registration: Registration, other: Registration) -> str:
+    return (
+        f"There is already a handler named {other.name!r} for {other.target_name} "
+        f"({place_of(other.handler)}), so this one for {registration.target_name} "
+        f"({place_of(registration.handler)}) needs another name: give one of them name=... . "
+        f"Dead letters, circuits, policies and metrics know a handler by its name."
+    )
 
 
 class HandlerRegistry(Registrar[Registration]):
@@ -168,7 +228,7 @@ class HandlerRegistry(Registrar[Registration]):
         self._followers: list[weakref.WeakMethod[Callable[..., object]]] = []
 
     def _register(self, registration: Registration, *, replace: bool = False) -> Registration:
-        self.add(registration, replace=replace)
+        registration = self.add(registration, replace=replace)
         for follower in self._followers:
             tell = follower()
             if tell is not None:
@@ -191,8 +251,12 @@ class HandlerRegistry(Registrar[Registration]):
 
     def add(
         self, registration: Registration, session_id: str | None = None, *, replace: bool = False
-    ) -> None:
+    ) -> Registration:
         """Take a registration, for one session or (`None`) for the bus.
+
+        Two handlers of one name are refused, unless it is one function, for several types.
+        Lambdas, and functions of one place in the code with other data (closures, bound
+        methods, objects, partials), get a number where they need one: `note#2`.
 
         Raises:
             DuplicateHandlerError: The command has a handler, or the name is taken.
@@ -200,46 +264,48 @@ class HandlerRegistry(Registrar[Registration]):
         scope = self._bus_scope if session_id is None else self._sessions.get(session_id)
         if scope is None:
             scope = self._sessions[str(session_id)] = _Scope()
+        replaced = self._replaced(scope, registration, replace=replace)
+        name = scope.free_name(registration, replaced)
+        if name != registration.name:
+            registration = dataclasses.replace(registration, name=name)
+        if replaced is not None:
+            scope.free(replaced)
         if registration.is_command:
-            self._add_command(scope, registration, replace=replace)
+            scope.commands[registration.message_type] = registration
         else:
-            self._add_event(scope, registration)
-        scope.names.add(registration.name)
+            scope.add_event(registration)
+        scope.give_name(registration)
         self._changed()
+        return registration
 
-    def _add_command(self, scope: _Scope, registration: Registration, *, replace: bool) -> None:
-        command_type = registration.message_type
-        existing = scope.commands.get(command_type)
-        if existing is not None:
-            if not replace:
-                name = command_type.__name__
+    def _replaced(
+        self, scope: _Scope, registration: Registration, *, replace: bool
+    ) -> Registration | None:
+        """The command handler whose place it takes.
+
+        Raises:
+            DuplicateHandlerError: The command has a handler, or it handles this event already.
+        """
+        if registration.is_command:
+            existing = scope.commands.get(registration.message_type)
+            if existing is not None and not replace:
                 message = (
-                    f"{name} is already handled by {existing.name}, and a command has exactly "
-                    f"one handler. Pass replace=True to put {registration.name} in its place."
+                    f"{registration.target_name} is already handled by {existing.name}, and a "
+                    f"command has exactly one handler. Pass replace=True to put "
+                    f"{registration.name} in its place."
                 )
                 raise DuplicateHandlerError(message)
-            scope.names.discard(existing.name)
-        scope.commands[command_type] = registration
-
-    def _add_event(self, scope: _Scope, registration: Registration) -> None:
-        registered = [
-            one for target in registration.targets for one in scope.events.get(target, ())
-        ]
-        if registration.named and registration.name in scope.names:
-            message = (
-                f"There is already a handler named {registration.name!r}. "
-                f"Give each subscription a name of its own."
-            )
-            raise DuplicateHandlerError(message)
-        if not registration.named and any(
-            one.handler == registration.handler for one in registered
-        ):
-            message = (
-                f"{registration.name} already handles {registration.target_name}. "
-                f"To run it twice for each event, give the second one a name=."
-            )
-            raise DuplicateHandlerError(message)
-        scope.add_event(registration)
+            return existing
+        others = [one for target in registration.targets for one in scope.events.get(target, ())]
+        for other in others:
+            is_renamed = registration.named and registration.name != other.name
+            if other.handler == registration.handler and not is_renamed:
+                message = (
+                    f"{other.name} already handles {registration.target_name}. "
+                    f"To run it twice for each event, give the second one a name=."
+                )
+                raise DuplicateHandlerError(message)
+        return None
 
     def remove(self, registration: Registration, session_id: str | None = None) -> bool:
         """Forget one registration; false if it was not there."""
@@ -250,7 +316,7 @@ class HandlerRegistry(Registrar[Registration]):
             del scope.commands[registration.message_type]
         elif not scope.remove_event(registration):
             return False
-        scope.names.discard(registration.name)
+        scope.free(registration)
         self._changed()
         return True
 

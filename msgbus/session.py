@@ -235,7 +235,7 @@ class BusSession(SendingMethods, Registrar[Subscription]):
     def _register(self, registration: Registration, *, replace: bool = False) -> Subscription:
         self._require_open()
         subscription = self._core.subscribe(registration, self.session_id, replace=replace)
-        self._own[registration] = None
+        self._own[subscription.registration] = None
         if _observes_commands(registration):
             self._core.sessions_observe_commands += 1
         return subscription

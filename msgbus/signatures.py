@@ -61,6 +61,36 @@ def handler_name(handler: Callable[..., Any]) -> str:
     return name.rsplit("<locals>.", 1)[-1]
 
 
+def is_lambda(handler: Callable[..., Any]) -> bool:
+    """Whether it is a function that nobody gave a name."""
+    return handler_name(handler) == "<lambda>"
+
+
+def source_of(handler: Callable[..., Any]) -> object:
+    """The code that a handler runs, whatever data it has: equal for functions of one place."""
+    plain = _plain(handler)
+    code: object = getattr(plain, "__code__", None)
+    return code or (getattr(plain, "__module__", None), getattr(plain, "__qualname__", None))
+
+
+def place_of(handler: Callable[..., Any]) -> str:
+    """Where a handler is written: module and line."""
+    plain = _plain(handler)
+    code = getattr(plain, "__code__", None)
+    module = getattr(plain, "__module__", None) or "builtins"
+    return module if code is None else f"{module}, line {code.co_firstlineno}"
+
+
+def _plain(function: Callable[..., Any]) -> Any:
+    """The function itself, without partials, wrappers and the object it is bound to."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    function = inspect.unwrap(function)
+    return getattr(function, "__func__", function)
+
+
 def is_async_callable(function: Callable[..., Any]) -> bool:
     """Whether calling it gives something to await, seen through partials and wrappers."""
     while isinstance(function, functools.partial):
@@ -173,12 +203,7 @@ def _resolve(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
 
 
 def _evaluate(text: str, function: Callable[..., Any]) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not inspect.isroutine(function):
-        function = type(function).__call__
-    function = inspect.unwrap(function)
-    plain = getattr(function, "__func__", function)
+    plain = _plain(function)
     names = dict(getattr(plain, "__globals__", {}))
     cells = getattr(plain, "__closure__", None) or ()
     code = getattr(plain, "__code__", None)

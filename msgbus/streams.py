@@ -62,7 +62,9 @@ class EventStream(Generic[E]):
 
     async def __aenter__(self) -> Self:
         classes, pattern = read_event_target(self._target)
-        registration = make_registration(classes, self._take, pattern=pattern, inline=True)
+        registration = make_registration(
+            classes, self._take, pattern=pattern, inline=True, durable=False
+        )
         self._target_name = registration.target_name
         self._subscription = self._register(registration)
         self._core.streams.add(self)

@@ -52,9 +52,10 @@ class Subscription:
         """Whether it reads the journal, and goes on where it was after a restart."""
         return self._core.is_durable(self._registration)
 
-    def is_of(self, registration: Registration) -> bool:
-        """Whether it is the handle of this registration; for the bus's parts."""
-        return self._registration is registration
+    @property
+    def registration(self) -> Registration:
+        """The handler and all that was said of it; for the bus's parts."""
+        return self._registration
 
     @property
     def pending(self) -> int:

@@ -69,7 +69,7 @@ def _registered(hub: Durability, to: str | Subscription) -> Registration:
         if session_id is None and not one.is_command
     ]
     if isinstance(to, Subscription):
-        found = [one for one in known if to.is_of(one)]
+        found = [one for one in known if to.registration is one]
     else:
         found = [one for one in known if to in _names_of(hub, one)]
     if len(found) == 1:

@@ -137,8 +137,9 @@ class Durability:
             self.codec.register(message_type)
         return self.subscribers.accept(registration, session_id)
 
-    def registered(self, registration: Registration) -> None:
+    def registered(self, registration: Registration, session_id: str | None) -> None:
         """A handler has been registered."""
+        self.subscribers.add(registration, session_id)
         if self.core.phase is Phase.RUNNING:
             self.subscribers.start_soon(registration)
             self.commands.handlers_changed()

@@ -210,6 +210,8 @@ class Subscribers:
     def accept(self, registration: Registration, session_id: str | None) -> Registration:
         """The registration as it is to be used, if it becomes durable with what that needs.
 
+        Nothing is kept of it before `add`.
+
         Raises:
             ConfigurationError: It cannot be durable as asked.
             DuplicateHandlerError: Its name in the journal is taken.
@@ -225,14 +227,20 @@ class Subscribers:
             raise DuplicateHandlerError(message)
         config = self._config(registration, name)
         timeout = registration.timeout or config.ack_timeout
-        registration = replace(
+        return replace(
             registration,
             concurrency=1 if registration.batch else config.max_in_flight,
             timeout=timeout,
+            # A name that is its place in the journal must not depend on who came before.
+            named=registration.named or not isinstance(registration.durable, str),
         )
-        handler = DurableHandler(self._hub, registration, name, config)
-        self._handlers[registration] = handler
-        return registration
+
+    def add(self, registration: Registration, session_id: str | None) -> None:
+        """Take a handler that was accepted and is registered now, if it is durable."""
+        if self._is_to_be_durable(registration, session_id):
+            name = _name(registration)
+            config = self._config(registration, name)
+            self._handlers[registration] = DurableHandler(self._hub, registration, name, config)
 
     def _is_to_be_durable(self, registration: Registration, session_id: str | None) -> bool:
         if registration.is_command:

@@ -103,9 +103,10 @@ class OwnRegistry:
 
     def add(
         self, registration: Registration, session_id: str | None = None, *, replace: bool = False
-    ) -> None:
+    ) -> Registration:
         self.rows.append((session_id, registration))
         self._changed()
+        return registration
 
     def remove(self, registration: Registration, session_id: str | None = None) -> bool:
         self.rows.remove((session_id, registration))
@@ -170,7 +171,8 @@ def test_the_same_handler_twice_for_one_event_is_refused() -> None:
         bus.subscribe(Happened, listen)
     bus.subscribe(Happened, listen, name="again")
     with pytest.raises(DuplicateHandlerError, match="again"):
-        bus.subscribe(MoreHappened, listen, name="again")
+        bus.subscribe(Happened, listen, name="again")
+    bus.subscribe(MoreHappened, listen, name="again")
 
 
 def test_a_name_that_is_free_again_can_be_used_again() -> None:
