@@ -24,6 +24,7 @@ from msgbus.timeouts import within
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
+    from msgbus.session import BusSession
 
 FOLD_MASK: Final = Durations.FOLD_AT - 1
 get_frame: Final = current_frame.get
@@ -109,23 +110,32 @@ class CommandSide(SendingMethods):
         return frame
 
     async def perform(  # noqa: C901 (as `execute`, in one piece)
-        self, command: Command[R], *, attempt: int, retried: bool
+        self,
+        command: Command[R],
+        *,
+        attempt: int = 1,
+        retried: bool = False,
+        session: BusSession | None = None,
+        is_replay: bool = False,
     ) -> CommandResult[R]:
-        """As `execute`, for a command that came out of the journal; for the bus's parts.
+        """As `execute`, for a command that was kept somewhere; for the bus's parts.
 
-        It is nobody's call, so it has no deadline, and the bus's own handler handles it. What
-        becomes of a failure is for the caller to say.
+        It is nobody's call, so it has no deadline, and the bus's own handler handles it, or
+        that of `session`. What becomes of a failure is for the caller to say, but for that of
+        a replay, whose dead letter is written here if its handler was called.
 
         Args:
             command: What to do.
             attempt: The number of this try.
             retried: Whether the caller tries again, so that no policy need do so.
+            session: Whose handler is to handle it, if not the bus's.
+            is_replay: Whether it comes from a dead letter.
 
         Raises:
             MissingHandlerError: Nobody handles such commands.
         """
         core = self._core
-        plan = core.command_plan(type(command), None)
+        plan = core.command_plan(type(command), session)
         frame: CommandResult[R] = QueuedResult(command, plan, attempt, retried=retried)
         counts = plan.counts
         counts.sent = sent = counts.sent + 1
@@ -145,8 +155,12 @@ class CommandSide(SendingMethods):
             frame.reply = value
         except Exception as error:
             counts.failed += 1
-            text = redact_exception(error)
-            frame = FailedResult(frame, error, text, self._now() - began, _unconcerned)
+            elapsed = self._now() - began
+            if is_replay and frame.attempt:
+                frame = self._failed(frame, error, elapsed)
+            else:
+                text = redact_exception(error)
+                frame = FailedResult(frame, error, text, elapsed, _unconcerned)
         except BaseException:
             counts.cancelled += 1
             raise

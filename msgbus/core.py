@@ -135,7 +135,8 @@ class BusCore(Quiescence):
             owns = session is not None and session.owns(registration)
             counts = self.ledger.command(*registration.row(in_session=owns))
             call = self.chain(registration, session)
-            plan = CommandPlan(self.bus, registration, call, counts)
+            owns = session is not None and session.owns(registration)
+            plan = CommandPlan(self.bus, registration, call, counts, session_id if owns else None)
             if self.accepting:
                 plans[command_type] = plan
         return plan

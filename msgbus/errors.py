@@ -72,6 +72,7 @@ MsgBusError
 │  ├─ LetterNotFoundError        no letter has this id (LookupError)
 │  ├─ LetterStateError           the letter is not dead, so this cannot be done to it
 │  ├─ LetterEditError            the changed message would not be valid; `.fields` (ValueError)
+│  ├─ UndeliverableLetterError   its handler cannot be reached; `.reason`
 │  ├─ UnreadableLetterError      its message cannot become a message again (StoredMessageError)
 │  └─ DeadLetterStoreError       the store cannot be opened, read or written
 ├─ Unhandleable                  raised by a durable handler: no other try of this message
@@ -691,6 +692,14 @@ class LetterEditError(DeadLetterError, ValueError):
     def __init__(self, message: str, *, fields: Sequence[str] = ()) -> None:
         self.fields = tuple(fields)
         super().__init__(message)
+
+
+class UndeliverableLetterError(DeadLetterError):
+    """A letter's handler cannot be reached here and now; the letter stays as it is."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"The letter cannot be delivered: {reason}.")
 
 
 class UnreadableLetterError(DeadLetterError, StoredMessageError):

@@ -24,16 +24,23 @@ TOPICS_KEPT: Final = 5_000
 class CommandPlan:
     """How commands of one type are handled."""
 
-    __slots__ = ("bus", "counts", "invoke", "name", "registration")
+    __slots__ = ("bus", "counts", "invoke", "name", "registration", "scope")
 
     def __init__(
-        self, bus: MessageBus, registration: Registration, invoke: Call, counts: CommandCounts
+        self,
+        bus: MessageBus,
+        registration: Registration,
+        invoke: Call,
+        counts: CommandCounts,
+        scope: str | None,
     ) -> None:
         self.bus = bus
         self.registration = registration
         self.name = registration.name
         self.invoke = invoke
         self.counts = counts
+        self.scope = scope
+        """The session whose handler it is; `None` for the bus's."""
 
 
 @final

@@ -77,6 +77,13 @@ class Registration:
             return handler_name(self.handler), classes
         return self.name, self.target_name
 
+    @property
+    def target_key(self) -> str:
+        """The same as dead letters write it: the wire name, or `topic:` and the pattern."""
+        if self.pattern is None:
+            return self.message_type.__wire__.name
+        return f"topic:{self.pattern.pattern}"
+
 
 def make_registration(
     message_type: type[Message] | tuple[type[Message], ...],

@@ -29,6 +29,7 @@ from msgbus.telemetry.redaction import redact_exception
 if TYPE_CHECKING:
     from msgbus.clock import Clock
     from msgbus.durability.hub import Durability
+    from msgbus.registrations import Registration
 
 COMMANDS: Final = "msgbus.commands"
 """The subscription under which enqueued commands wait, and under which they are dead letters."""
@@ -145,8 +146,15 @@ class Claim:
         closing = CloseTicket(self.record.message_id, self._clock.time(), error=error)
         return closing if await self._end([closing]) else None
 
-    async def bury(self, error: BaseException, *, attempts: int, reason: str) -> CloseTicket | None:
-        """It is given up: a dead letter; `None` if another has it."""
+    async def bury(
+        self,
+        error: BaseException,
+        *,
+        attempts: int,
+        reason: str,
+        handler: Registration | None,
+    ) -> CloseTicket | None:
+        """It is given up: a dead letter of its handler; `None` if another has it."""
         now = self._clock.time()
         text = redact_exception(error)
         closing = CloseTicket(self.record.message_id, now, error=text)
@@ -159,8 +167,11 @@ class Claim:
             error_type=type(error).__name__,
             traceback=stored_traceback(error),
             reason=reason,
+            handler="" if handler is None else handler.name,
+            target="" if handler is None else handler.target_key,
         )
-        told = self._hub.recorder.burial(self.record, COMMANDS, attempts, error)
+        name = letter.handler or COMMANDS
+        told = self._hub.recorder.burial(self.record, name, attempts, error)
         return closing if await self._end([closing, AddDeadLetter(letter), *told]) else None
 
     async def drop(self) -> None:

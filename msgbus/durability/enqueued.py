@@ -370,7 +370,11 @@ class CommandQueue:
         *,
         reason: str = "retries exhausted",
     ) -> None:
-        closing = await claim.bury(error, attempts=attempts, reason=reason)
+        message_type = self._hub.codec.type_of(claim.record.name)
+        handler = None
+        if message_type is not None:
+            handler = self._hub.core.registry.command_handler(message_type, None)
+        closing = await claim.bury(error, attempts=attempts, reason=reason, handler=handler)
         if closing is not None:
             self._tell(closing)
             log.error("enqueued_command_failed", **self._about(claim, closing.error))

@@ -121,6 +121,7 @@ class DurableHandler:
             self._final_config(),
             names=self.names,
             matches=self.wants,
+            target=self.registration.target_key,
             clock=self._hub.core.clock,
             on_dead_letter=self._given_up,
         )

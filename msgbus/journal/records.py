@@ -193,6 +193,12 @@ class DeadLetter(NamedTuple):
     """When it was first tried, if that was another time."""
     answered: bool = False
     """Whether a command's caller saw the failure."""
+    handler: str = ""
+    """The handler's name, if it is another than the subscription's."""
+    scope: str | None = None
+    """The session whose handler it is; `None` for a handler of the bus."""
+    target: str = ""
+    """What the handler is registered for, if that is known."""
 
 
 class Scheduled(NamedTuple):

@@ -250,7 +250,9 @@ class ResilientMessageBus(MessageBus):
             return result  # the outermost of the calls is kept; hundreds may be below it
         plan: CommandPlan = frame.owner
         # `execute` gives the result to its caller, who sees the failure.
-        letter = self._bury(frame, frame.message, plan.registration, error, answered=True)
+        letter = self._bury(
+            frame, frame.message, plan.registration, error, scope=plan.scope, answered=True
+        )
         if letter is not None:
             result.tell("dead_letter", letter.letter_id)
         return result
@@ -266,7 +268,9 @@ class ResilientMessageBus(MessageBus):
         if frame is not None and not _is_about(frame, event):
             frame = None  # this event failed before its handler was called
         if isinstance(error, Exception):
-            self._bury(frame, event, lane.registration, error, answered=False)
+            self._bury(
+                frame, event, lane.registration, error, scope=lane.session_id, answered=False
+            )
 
     def _bury(
         self,
@@ -275,6 +279,7 @@ class ResilientMessageBus(MessageBus):
         registration: Registration,
         error: Exception,
         *,
+        scope: str | None,
         answered: bool,
     ) -> DeadLetterEntry | None:
         is_about_us = isinstance(message, SystemEvent) or metadata_of(message).from_system
@@ -297,6 +302,8 @@ class ResilientMessageBus(MessageBus):
             last_attempt=now if trouble is None else trouble.last_attempt,
             reason="not retried" if trouble is None else trouble.reason,
             answered=answered,
+            scope=scope,
+            target=registration.target_key,
         )
 
     def _report_unobserved(self, result: FailedResult[Any]) -> None:

@@ -117,8 +117,10 @@ class DeadLetterQueue:
     def connect(self, redeliver: Redeliver) -> None:
         """Say how a message is handed to one handler once more.
 
-        `redeliver` gets the message, with its own id, and the handler's name. It gives `None`
-        if the message was handled, else the exception. It may `add` the letter again itself.
+        `redeliver` gets the letter: `letter.message` with its own id, and by `letter.handler`,
+        `letter.scope` and `letter.target` the one handler it is of. It gives the handler's
+        reply, or raises what the handler raised; it may `add` the letter again itself. If that
+        handler cannot be reached it raises `UndeliverableLetterError`.
         """
         self._redeliver = redeliver
 
@@ -139,6 +141,8 @@ class DeadLetterQueue:
         last_attempt: datetime | float | None = None,
         reason: str,
         answered: bool = False,
+        scope: str | None = None,
+        target: str = "",
     ) -> DeadLetterEntry | None:
         """Keep a message that was given up; `None` if it was refused.
 
@@ -155,6 +159,8 @@ class DeadLetterQueue:
             last_attempt: When it was tried last; now unless given.
             reason: Why it was given up.
             answered: Whether the command's caller sees the failure.
+            scope: The session whose handler it is; the bus's unless given.
+            target: What the handler is registered for, as `Registration.target_key` says it.
         """
         if isinstance(message, Query):
             return None
@@ -168,6 +174,8 @@ class DeadLetterQueue:
                 last_attempt=self._moment(last_attempt),
                 reason=reason,
                 answered=answered,
+                scope=scope,
+                target=target,
             )
             refused = self.store.add(letter)
         except Exception as trouble:  # the border to the store
@@ -271,9 +279,12 @@ class DeadLetterQueue:
         """Hand a letter's message to the handler it died in, and to no other.
 
         The message keeps its id. A letter that is done is skipped, so that a second replay
-        does nothing; so is one that another process replays at this moment. A failure updates
-        the letter. If the process dies on the way, the letter is dead again: should that be
-        after the handler has succeeded and before this is noted, a replay repeats its effect.
+        does nothing; so is one that another process replays at this moment. A letter whose
+        handler is not here is skipped too, and stays as it is: the handler must have the same
+        name, be registered for the same messages, on the bus or in a live session of the same
+        id. A failure updates the letter. If the process dies on the way, the letter is dead
+        again: should that be after the handler has succeeded and before this is noted, a replay
+        repeats its effect.
 
         Raises:
             LetterNotFoundError: There is no such letter.
@@ -372,5 +383,5 @@ def _found(found: DeadLetterEntry | None, letter: Letter) -> DeadLetterEntry:
     return found
 
 
-async def _nobody(message: Message, handler: str) -> Exception | None:
-    raise AssertionError(f"a dry run gave {message} to {handler}")
+async def _nobody(letter: DeadLetterEntry) -> object:
+    raise AssertionError(f"a dry run delivered {letter.letter_id}")

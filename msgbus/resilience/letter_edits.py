@@ -35,7 +35,7 @@ def changed_letter(old: DeadLetterEntry, changes: Mapping[str, Any]) -> DeadLett
     meta = metadata_of(message)
     return replace(
         old,
-        letter_id=letter_id_of(meta.message_id, old.handler),
+        letter_id=letter_id_of(meta.message_id, old.handler, old.scope, old.target),
         payload=encoded(message),
         attempts=0,
         replays=0,

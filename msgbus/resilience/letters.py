@@ -53,11 +53,11 @@ class DeadLetterEntry:
     """One message that one handler could not handle. Read-only.
 
     There is one letter for each message and handler: a message that dies again in the same
-    handler updates it.
+    handler updates it. A handler is known by its scope, its name and what it is registered for.
     """
 
     letter_id: str
-    """Made of the message's id and the handler's name: the same everywhere."""
+    """Made of the message's id, and scope, name and target of the handler: the same everywhere."""
 
     message_id: str
     message_type: str
@@ -71,6 +71,8 @@ class DeadLetterEntry:
     """The message's fields as JSON; always readable, whatever became of its class."""
 
     handler: str
+    """Its name; of a durable handler its name in the journal."""
+
     error: str
     """`Type: text` of the last failure, secrets removed."""
 
@@ -108,6 +110,13 @@ class DeadLetterEntry:
 
     from_system: bool = False
     """Whether a handler of the bus's own events sent the message."""
+
+    scope: str | None = None
+    """The session whose handler it is; `None` for a handler of the bus."""
+
+    target: str = ""
+    """What the handler is registered for: a wire name, or `topic:` and a pattern. Empty if that
+    is not known; then any handler of this name will do."""
 
     _message: Message | None = field(default=None, repr=False, compare=False)
 
@@ -160,16 +169,18 @@ def from_data(data: Mapping[str, Any]) -> DeadLetterEntry:
         str_fields = (letter.message_id, letter.handler, letter.payload, letter.error_type)
         if not all(isinstance(value, str) for value in str_fields):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DeadLetterError("A dead letter's ids, payload and error are text.")
-        if letter.letter_id != letter_id_of(letter.message_id, letter.handler):
-            raise DeadLetterError("letter_id is not that of message_id and handler.")
+        identity = (letter.message_id, letter.handler, letter.scope, letter.target)
+        if letter.letter_id != letter_id_of(*identity):
+            raise DeadLetterError("letter_id is not that of message_id, handler, scope and target.")
     except (KeyError, TypeError, ValueError) as error:
         raise DeadLetterError(f"Not a dead letter: {redact_exception(error)}") from error
     return letter
 
 
-def letter_id_of(message_id: str, handler: str) -> str:
+def letter_id_of(message_id: str, handler: str, scope: str | None = None, target: str = "") -> str:
     """The one letter of this message and handler."""
-    return f"{message_id}-{blake2b(handler.encode(errors='replace'), digest_size=6).hexdigest()}"
+    identity = json.dumps([scope, handler, target])
+    return f"{message_id}-{blake2b(identity.encode(), digest_size=6).hexdigest()}"
 
 
 def letter_about(
@@ -182,13 +193,17 @@ def letter_about(
     last_attempt: datetime,
     reason: str,
     answered: bool = False,
+    scope: str | None = None,
+    target: str = "",
 ) -> DeadLetterEntry:
     """A new letter; secrets are removed here, before anything is stored."""
     meta = metadata_of(message)
     return DeadLetterEntry(
-        letter_id=letter_id_of(meta.message_id, handler),
+        letter_id=letter_id_of(meta.message_id, handler, scope, target),
         payload=encoded(message),
         handler=handler,
+        scope=scope,
+        target=target,
         error=redact_exception(error),
         error_type=type(error).__name__,
         traceback=stored_traceback(error),

@@ -2,54 +2,108 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
-from msgbus.errors import BusClosedError, ConfigurationError
-from msgbus.messages import Command, Event, Message
+from msgbus.errors import BusClosedError, BusNotStartedError, UndeliverableLetterError
+from msgbus.messages import Command, Event
 from msgbus.queue import Gated
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
     from msgbus.lanes import Lane
+    from msgbus.registrations import Registration
+    from msgbus.resilience.letters import DeadLetterEntry
+    from msgbus.session import BusSession
 
 
-async def redeliver(core: BusCore, message: Message, handler: str) -> Exception | None:
-    """Have `handler` handle `message` once more; what it failed with, if it did."""
-    core.require_open("replay dead letters on")
+async def redeliver(core: BusCore, letter: DeadLetterEntry) -> object:
+    """Have the letter's handler handle its message once more; what it replied.
+
+    Raises:
+        UndeliverableLetterError: That handler is not here, or cannot be called now.
+    """
+    message = letter.message
+    try:
+        core.require_open("replay dead letters on")
+        if not isinstance(message, Command):
+            core.require_runtime()
+    except (BusClosedError, BusNotStartedError) as error:
+        raise UndeliverableLetterError("the bus does not run") from error
+    session = _session_of(core, letter)
     if isinstance(message, Command):
-        result = await core.bus.execute(cast("Command[object]", message))
-        return None if result.success else cast("Exception", result.exception)
-    event = cast("Event", message)
-    lane = _lane_of(core, event, handler)
-    if lane is None:
-        text = (
-            f"There is no handler named {handler!r} for {type(event).__name__} any more, so its "
-            f"dead letter cannot be replayed. Register it under that name, or discard the letter."
-        )
-        return ConfigurationError(text)
-    core.require_runtime()
+        return await _execute(core, letter, cast("Command[Any]", message), session)
+    await _deliver(core, letter, cast("Event", message), session)
+    return None
+
+
+async def _execute(
+    core: BusCore, letter: DeadLetterEntry, command: Command[Any], session: BusSession | None
+) -> object:
+    found = core.registry.command_handler(type(command), letter.scope)
+    if found is None or not _is_of(letter, found, session):
+        raise _no_handler(letter)
+    result = await core.bus.perform(command, session=session, is_replay=True)
+    if result.success:
+        return result.value
+    if not result.attempts:
+        # Only an open circuit keeps a command from its handler.
+        raise UndeliverableLetterError("circuit open")
+    return result.unwrap()
+
+
+async def _deliver(
+    core: BusCore, letter: DeadLetterEntry, event: Event, session: BusSession | None
+) -> None:
+    lane = _lane_of(core, letter, event, session)
     done = anyio.Event()
     item = Gated(event, None, (), lambda _: done.set())
     # One pair that no publish has counted: without this more would be handled than admitted.
     core.ledger.event(type(event).__name__).pairs += 1
     lane.queue.push(item)
     await done.wait()
-    if item.is_handled:
-        return None
     if isinstance(item.error, Exception):
-        return item.error
-    return BusClosedError(f"The bus stopped before {handler} was done with it.")
+        raise item.error
+    if not item.is_handled:
+        raise UndeliverableLetterError("the bus stopped before its handler was done with it")
 
 
-def _lane_of(core: BusCore, event: Event, handler: str) -> Lane | None:
-    durable = None if core.durability is None else core.durability.subscribers.named(handler)
-    if durable is not None:
-        return core.lane_of(durable.registration, None)
-    session = core.sessions.get(event.session_id) if event.session_id else None
-    session_id = None if session is None else session.session_id
-    for registration in core.registry.event_handlers(type(event), session_id):
-        if registration.name == handler:
-            return core.lane_of(registration, session)
-    return None
+def _session_of(core: BusCore, letter: DeadLetterEntry) -> BusSession | None:
+    if letter.scope is None:
+        return None
+    session = core.sessions.get(letter.scope)
+    if session is None:
+        raise UndeliverableLetterError("its session is not live")
+    return session
+
+
+def _lane_of(
+    core: BusCore, letter: DeadLetterEntry, event: Event, session: BusSession | None
+) -> Lane:
+    handlers = core.registry.event_handlers(type(event), letter.scope, letter.topic)
+    found = [one for one in handlers if not core.is_durable(one) and _is_of(letter, one, session)]
+    if core.durability is not None and session is None:
+        durable = core.durability.subscribers.named(letter.handler)
+        if durable is not None and letter.target in ("", durable.registration.target_key):
+            found.append(durable.registration)
+    if len(found) > 1:
+        raise UndeliverableLetterError(f"{len(found)} handlers are named {letter.handler!r}")
+    if not found:
+        raise _no_handler(letter)
+    return core.lane_of(found[0], session)
+
+
+def _is_of(letter: DeadLetterEntry, registration: Registration, session: BusSession | None) -> bool:
+    """Whether it is the handler that the letter is of."""
+    return (
+        registration.name == letter.handler
+        and letter.target in ("", registration.target_key)
+        and (session is None or session.owns(registration))
+    )
+
+
+def _no_handler(letter: DeadLetterEntry) -> UndeliverableLetterError:
+    where = "on this bus" if letter.scope is None else "in its session"
+    target = letter.target or letter.message_type
+    return UndeliverableLetterError(f"no handler named {letter.handler!r} for {target} {where}")

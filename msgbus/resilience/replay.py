@@ -10,8 +10,7 @@ from typing import Final, Literal, TypeAlias, final
 import anyio
 
 from msgbus.clock import Clock
-from msgbus.errors import UnreadableLetterError
-from msgbus.messages import Message
+from msgbus.errors import UndeliverableLetterError, UnreadableLetterError
 from msgbus.resilience import claims
 from msgbus.resilience.claims import Claim
 from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, at
@@ -26,8 +25,10 @@ from msgbus.resilience.stores import (
 from msgbus.resilience.tracebacks import stored_traceback
 from msgbus.telemetry.redaction import redact_exception
 
-Redeliver: TypeAlias = Callable[[Message, str], Awaitable[Exception | None]]
-"""Hands a message to the handler of this name; gives what it raised, `None` if nothing."""
+Redeliver: TypeAlias = Callable[[DeadLetterEntry], Awaitable[object]]
+"""Hands a letter's message to the handler it is of; gives its reply, or raises what it raised.
+
+Raises `UndeliverableLetterError` if that handler cannot be reached."""
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with how many letters are through, and how many there are."""
@@ -49,6 +50,9 @@ class ReplayOutcome:
 
     reason: str | None = None
     """Why it was skipped."""
+
+    value: object = None
+    """What the handler of a command replied."""
 
     @property
     def succeeded(self) -> bool:
@@ -124,19 +128,19 @@ class Replayer:
     async def replay(self, letter: DeadLetterEntry, redeliver: Redeliver) -> ReplayOutcome:
         """Hand one letter's message to its handler, unless it is done or somebody else does."""
         try:
-            message = letter.message
+            _ = letter.message
         except UnreadableLetterError as error:
             return ReplayOutcome(letter, "failed", error)
         claim = Claim(letter.letter_id, claims.new_owner(), self._clock.time())
         # Before it is stored: a claim of this process that is not in flight is void.
         claims.begin(claim)
         try:
-            return await self._claim_and_deliver(letter, message, claim, redeliver)
+            return await self._claim_and_deliver(letter, claim, redeliver)
         finally:
             claims.end(claim)
 
     async def _claim_and_deliver(
-        self, letter: DeadLetterEntry, message: Message, claim: Claim, redeliver: Redeliver
+        self, letter: DeadLetterEntry, claim: Claim, redeliver: Redeliver
     ) -> ReplayOutcome:
         is_ours = False
 
@@ -153,8 +157,12 @@ class Replayer:
             is_theirs = found.status is LetterStatus.REPLAYING
             reason = "being replayed" if is_theirs else f"already {found.status.value}"
             return ReplayOutcome(found, "skipped", reason=reason)
+        error: Exception | None = None
+        value: object = None
         try:
-            error = await _outcome(redeliver, message, letter.handler)
+            value = await redeliver(letter)
+        except Exception as raised:  # the border to the handler
+            error = raised
         except BaseException:
             # Cancelled, not failed. The letter must not stay claimed.
             with anyio.CancelScope(shield=True):
@@ -164,9 +172,11 @@ class Replayer:
         now_is = found
         with anyio.CancelScope(shield=True):
             now_is = await self._settle(claim, found, self._settlement(error))
+        if isinstance(error, UndeliverableLetterError):
+            return ReplayOutcome(now_is, "skipped", reason=error.reason)
         # Dead although nothing was raised: somebody added it again meanwhile.
         succeeded = error is None and now_is.status is not LetterStatus.DEAD
-        return ReplayOutcome(now_is, "succeeded" if succeeded else "failed", error)
+        return ReplayOutcome(now_is, "succeeded" if succeeded else "failed", error, value=value)
 
     async def _settle(
         self, claim: Claim, letter: DeadLetterEntry, settlement: Settlement
@@ -179,6 +189,8 @@ class Replayer:
     def _settlement(self, error: Exception | None) -> Settlement:
         if error is None:
             return Settlement(outcome="handled")
+        if isinstance(error, UndeliverableLetterError):
+            return Settlement(outcome="not reached")
         return Settlement(
             outcome="failed",
             error=redact_exception(error),
@@ -223,13 +235,6 @@ class Replayer:
         if due > now:
             await self._clock.sleep(due - now)
         return max(due, now) + interval
-
-
-async def _outcome(redeliver: Redeliver, message: Message, handler: str) -> Exception | None:
-    try:
-        return await redeliver(message, handler)
-    except Exception as error:  # the border to the handler: a failure either way
-        return error
 
 
 def _readable(letter: DeadLetterEntry) -> ReplayOutcome:

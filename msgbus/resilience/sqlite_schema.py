@@ -10,7 +10,7 @@ from typing import Final
 from msgbus.errors import DeadLetterStoreError
 from msgbus.resilience.letter_rows import LetterRows, LetterTable
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 APPLICATION_ID: Final = 0x6D626C74  # "mblt", so that other files are told apart
 
 _TABLE: Final = """
@@ -24,6 +24,7 @@ CREATE TABLE letters (
     reason TEXT NOT NULL, correlation_id TEXT NOT NULL, causation_id TEXT, session_id TEXT,
     topic TEXT, headers TEXT NOT NULL, answered INTEGER NOT NULL, status TEXT NOT NULL,
     note TEXT, replays INTEGER NOT NULL, origin TEXT NOT NULL, from_system INTEGER NOT NULL,
+    scope TEXT, target TEXT NOT NULL,
     owner TEXT, claimed_at REAL, counted INTEGER NOT NULL
 );
 CREATE TABLE counts (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;

@@ -116,8 +116,9 @@ class Notice:
 class Settlement:
     """How a replay ended."""
 
-    outcome: Literal["handled", "failed", "given back"]
-    """`given back`: the handler came to no end, as the replay was cancelled."""
+    outcome: Literal["handled", "failed", "given back", "not reached"]
+    """`given back`: the handler came to no end, as the replay was cancelled. `not reached`: it
+    was not called."""
 
     error: str = ""
     error_type: str = ""
@@ -266,6 +267,10 @@ def settled(old: Record, owner: str, settlement: Settlement) -> Record:
         return Record(replace(old.letter, status=LetterStatus.REPLAYED))
     if settlement.outcome == "given back":
         return Record(replace(old.letter, status=LetterStatus.DEAD))
+    if settlement.outcome == "not reached":
+        # As it was before: nothing happened that it could tell of.
+        replays = old.letter.replays - 1
+        return Record(replace(old.letter, status=LetterStatus.DEAD, replays=replays))
     letter = replace(
         old.letter,
         status=LetterStatus.DEAD,

@@ -60,6 +60,7 @@ class SubscriptionEngine:
         topic: str | None = None,
         names: Collection[str] | None = None,
         matches: Callable[[Record], bool] | None = None,
+        target: str = "",
         clock: Clock | None = None,
         on_stall: Callable[[Progress], object] | None = None,
         on_dead_letter: OnDeadLetter | None = None,
@@ -69,7 +70,7 @@ class SubscriptionEngine:
         self.config = config or SubscriptionConfig()
         self._journal = journal
         self._clock = clock or SystemClock()
-        self._source = Source(topic, names, matches)
+        self._source = Source(topic, names, matches, target)
         self._on_stall = on_stall
         self._on_dead_letter = on_dead_letter
         self._chance = chance

@@ -31,6 +31,8 @@ class Source(NamedTuple):
     """Only these wire names."""
     matches: Callable[[Record], bool] | None = None
     """Only records for which this is true."""
+    target: str = ""
+    """What its handler is registered for; dead letters say so."""
 
 
 @final
@@ -188,7 +190,7 @@ class Ledger:
 
     def letter(self, entry: Entry) -> list[op.Operation]:
         """It is given up."""
-        letter = letter_of(self._name, entry, self._desk, self._clock.time())
+        letter = letter_of(self._name, self._source.target, entry, self._desk, self._clock.time())
         operations: list[op.Operation] = [op.AddDeadLetter(letter)]
         if self._on_dead_letter is not None:
             operations += self._on_dead_letter(entry.record, entry.error, entry.attempt)

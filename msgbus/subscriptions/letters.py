@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from msgbus.subscriptions.window import Entry
 
 
-def letter_of(name: str, entry: Entry, desk: Desk, time: float) -> DeadLetter:
+def letter_of(name: str, target: str, entry: Entry, desk: Desk, time: float) -> DeadLetter:
     """The dead letter of a message whose last try has failed; secrets are removed here."""
-    letter = DeadLetter(name, entry.record, entry.attempt, None, time, reason=_reason(entry, desk))
+    reason = _reason(entry, desk)
+    letter = DeadLetter(name, entry.record, entry.attempt, None, time, reason=reason, target=target)
     error = entry.error
     if error is None:
         return letter

@@ -54,7 +54,7 @@ __all__ = ["CHECKS", "Check", "MakeStore"]
 async def a_letter_comes_back_as_it_was(make: MakeStore) -> None:
     """Every field, the message included."""
     async with opened(make) as store:
-        given = letter(7, session_id="s")
+        given = letter(7, session_id="s", scope="s", target="topic:shop.**")
         await add(store, given)
 
         found = await store.get(given.letter_id)
@@ -83,12 +83,16 @@ async def a_letter_that_comes_again_updates_the_first(make: MakeStore) -> None:
 
 
 async def two_handlers_of_one_message_have_two_letters(make: MakeStore) -> None:
-    """A letter is about a message and a handler."""
+    """A letter is about a message and a handler: its scope, its name and its target."""
     async with opened(make) as store:
         message = Checked()
-        await add(store, letter(message=message, handler="a"), letter(message=message, handler="b"))
+        given = [
+            letter(message=message, scope=scope, handler=handler, target=target)
+            for scope, handler, target in product((None, "s"), "ab", "xy")
+        ]
+        await add(store, *given)
 
-        assert [one.handler for one in await everything(store)] == ["a", "b"]
+        assert await everything(store) == given
 
 
 async def pages_have_every_letter_once_in_order(make: MakeStore) -> None:

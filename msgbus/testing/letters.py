@@ -49,6 +49,8 @@ def letter(
     minute: int = 0,
     answered: bool = False,
     session_id: str | None = None,
+    scope: str | None = None,
+    target: str = "msgbus.testing.Checked",
 ) -> DeadLetterEntry:
     """A new letter about a new message, unless one is given."""
     if message is None:
@@ -66,6 +68,8 @@ def letter(
         last_attempt=died,
         reason="retries exhausted",
         answered=answered,
+        scope=scope,
+        target=target,
     )
 
 

@@ -13,9 +13,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from msgbus import Message
 from msgbus.journal import SqliteJournal
-from msgbus.resilience import DeadLetterQueue, JournalDeadLetterStore, SqliteDeadLetterStore
+from msgbus.resilience import (
+    DeadLetterEntry,
+    DeadLetterQueue,
+    JournalDeadLetterStore,
+    SqliteDeadLetterStore,
+)
 from msgbus.testing.letters import Checked
 
 
@@ -34,10 +38,10 @@ async def queue_of(path: Path) -> AsyncGenerator[DeadLetterQueue]:
 async def main(path: str, log: str) -> None:
     effects = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    async def redeliver(message: Message, handler: str) -> Exception | None:
-        assert isinstance(message, Checked)
-        assert handler == "h"
-        os.write(effects, f"{message.number}\n".encode())
+    async def redeliver(letter: DeadLetterEntry) -> object:
+        assert isinstance(letter.message, Checked)
+        assert letter.handler == "h"
+        os.write(effects, f"{letter.message.number}\n".encode())
         os.fsync(effects)
         await asyncio.sleep(0.002)
         return None

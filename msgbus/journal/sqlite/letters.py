@@ -34,6 +34,7 @@ class Beside(NamedTuple):
     recorded: float | None = None
     root_id: str | None = None
     depth: int = 0
+    subscription: str | None = None
 
 
 LETTERS: Final = LetterTable("msgbus_dead_letters", beside=(*Beside._fields, "crc"))
@@ -46,8 +47,8 @@ _STORED: Final = (
 # sorting what is left anew for every page.
 _OPEN: Final = (
     f"SELECT seq, {LETTERS.listed} FROM {LETTERS.name} "  # noqa: S608
-    f"WHERE seq > ? AND (? IS NULL OR +handler = ?) AND +status IN ('dead', 'replaying') "
-    f"ORDER BY seq LIMIT ?"
+    f"WHERE seq > ? AND (? IS NULL OR coalesce(subscription, handler) = ?) "
+    f"AND +status IN ('dead', 'replaying') ORDER BY seq LIMIT ?"
 )
 _FORGET: Final = (
     f"DELETE FROM {LETTERS.name} WHERE letter_id >= ? || '-' AND letter_id < ? || '.' "  # noqa: S608
@@ -100,7 +101,14 @@ class JournalRows(LetterRows):
         """Keep a letter that came, perhaps again."""
         record, entry = letter.record, _entry(letter)
         old = self.get(entry.letter_id)
-        beside = Beside(record.offset, record.key, float(record.time), record.root_id, record.depth)
+        beside = Beside(
+            record.offset,
+            record.key,
+            float(record.time),
+            record.root_id,
+            record.depth,
+            letter.subscription,
+        )
         row = _row(added(old, entry), self._encoded(record.payload), beside)
         if old is None:
             self.connection.execute(self.table.insert, row)
@@ -151,8 +159,9 @@ class JournalRows(LetterRows):
             entry.from_system,
             beside.offset,
         )
+        subscription = beside.subscription or entry.handler
         return DeadLetter(
-            entry.handler,
+            subscription,
             record,
             entry.attempts,
             entry.error or None,
@@ -163,6 +172,9 @@ class JournalRows(LetterRows):
             reason=entry.reason,
             first_time=None if first == last else first,
             answered=entry.answered,
+            handler="" if entry.handler == subscription else entry.handler,
+            scope=entry.scope,
+            target=entry.target,
         )
 
     def _overwrite(self, row: Sequence[Any], letter_id: str) -> None:
@@ -203,17 +215,20 @@ def _checksum(values: Sequence[Any]) -> int:
 
 
 def _entry(letter: DeadLetter) -> DeadLetterEntry:
-    """What a subscription gave up, as a letter of its own name."""
+    """What a subscription gave up, as a letter of its own name, or of its handler's."""
     record = letter.record
+    handler = letter.handler or letter.subscription
     died = _moment(letter.time)
     return DeadLetterEntry(
-        letter_id=letter_id_of(record.message_id, letter.subscription),
+        letter_id=letter_id_of(record.message_id, handler, letter.scope, letter.target),
         message_id=record.message_id,
         message_type=record.name,
         version=record.version,
         kind="command" if record.kind is Kind.COMMAND else "event",
         payload="",  # as bytes, beside it
-        handler=letter.subscription,
+        handler=handler,
+        scope=letter.scope,
+        target=letter.target,
         error=letter.error or "",
         error_type=letter.error_type,
         traceback=letter.traceback,

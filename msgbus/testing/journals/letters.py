@@ -54,6 +54,21 @@ class LetterTests(Suite):
             assert (letter.attempts, letter.error) == (3 + 6, "no 6")
             assert (letter.first_time, letter.time) == (TIME + 3, TIME + 6)
 
+    async def test_dead_letters_know_scope_handler_and_target(self) -> None:
+        record = make_record(1)
+        given = [
+            DeadLetter("ship", record, 1, "no", TIME, target="shop.Placed"),
+            DeadLetter("ship", record, 1, "no", TIME, target="topic:shop.**"),
+            DeadLetter("queue", record, 1, "no", TIME, handler="charge", scope="s"),
+        ]
+        async with self.opened() as journal:
+            await journal.commit([op.AddDeadLetter(letter) for letter in given])
+
+            found = await journal.dead_letters()
+
+            assert [letter._replace(id=0) for letter in found] == given
+            assert await journal.dead_letters("queue") == found[2:]
+
     async def test_marks_belong_to_one_subscription(self) -> None:
         async with self.opened() as journal:
             await journal.commit([op.Mark("ship", "1"), op.Mark("ship", "2"), op.Mark("bill", "3")])

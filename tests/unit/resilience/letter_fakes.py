@@ -45,11 +45,12 @@ class Service:
         self.failing: set[int] = set()
         self.seen: list[tuple[Message, str]] = []
 
-    async def redeliver(self, message: Message, handler: str) -> Exception | None:
-        self.seen.append((message, handler))
+    async def redeliver(self, letter: DeadLetterEntry) -> object:
+        message = letter.message
+        self.seen.append((message, letter.handler))
         assert isinstance(message, (ChargeCard, CardCharged))
         if message.order in self.failing:
-            return ConnectionError(f"order {message.order} again")
+            raise ConnectionError(f"order {message.order} again")
         self.handled.append(message.order)
         return None
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from msgbus import DeadLetterError, Message
-from msgbus.resilience import DeadLetterQueue, LetterStatus
+from msgbus import DeadLetterError
+from msgbus.resilience import DeadLetterEntry, DeadLetterQueue, LetterStatus
 from tests.unit.resilience.letter_fakes import (
     STORES,
     CardCharged,
@@ -82,7 +82,7 @@ async def test_a_letter_that_was_being_replayed_is_imported_as_dead() -> None:
     letter = bury(queue, CardCharged())
     file = io.StringIO()
 
-    async def export_meanwhile(message: Message, handler: str) -> Exception | None:
+    async def export_meanwhile(letter: DeadLetterEntry) -> object:
         await queue.export(file)
         return None
 

@@ -10,9 +10,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from msgbus import BusStateError, DeadLetterError, Message, StoredMessageError
+from msgbus import BusStateError, DeadLetterError, StoredMessageError
 from msgbus.clock import VirtualClock
-from msgbus.resilience import DeadLetterQueue, LetterStatus, SqliteDeadLetterStore, claims
+from msgbus.resilience import (
+    DeadLetterEntry,
+    DeadLetterQueue,
+    LetterStatus,
+    SqliteDeadLetterStore,
+    claims,
+)
 from msgbus.resilience.claims import LEASE, Claim, new_owner
 from msgbus.resilience.stores import claimed
 from tests.unit.resilience.letter_fakes import (
@@ -80,10 +86,10 @@ async def test_a_bus_that_adds_the_letter_again_itself_is_counted_once(
     async with opened_queue(kind, tmp_path) as (queue, _, _):
         letter = bury(queue, ChargeCard(), answered=True)
 
-        async def fail_and_add(message: Message, handler: str) -> Exception | None:
+        async def fail_and_add(letter: DeadLetterEntry) -> object:
             error = KeyError("no stock")
-            bury(queue, message, handler=handler, error=error, attempts=4)
-            return error
+            bury(queue, letter.message, handler=letter.handler, error=error, attempts=4)
+            raise error
 
         queue.connect(fail_and_add)
         outcome = await queue.replay(letter)
@@ -101,8 +107,8 @@ async def test_a_letter_added_again_by_a_redelivery_that_raised_nothing_stays_de
     async with opened_queue(kind, tmp_path) as (queue, _, _):
         letter = bury(queue, CardCharged())
 
-        async def add(message: Message, handler: str) -> Exception | None:
-            bury(queue, message, handler=handler)
+        async def add(letter: DeadLetterEntry) -> object:
+            bury(queue, letter.message, handler=letter.handler)
             return None
 
         queue.connect(add)
@@ -116,7 +122,7 @@ async def test_a_redelivery_that_raises_is_a_failure(kind: str, tmp_path: Path) 
     async with opened_queue(kind, tmp_path) as (queue, _, _):
         letter = bury(queue, CardCharged())
 
-        async def fail(message: Message, handler: str) -> Exception | None:
+        async def fail(letter: DeadLetterEntry) -> object:
             raise LookupError("no such handler")
 
         queue.connect(fail)
@@ -132,7 +138,7 @@ async def test_a_cancelled_replay_gives_the_letter_back_unharmed(kind: str, tmp_
 
         with anyio.CancelScope() as scope:
 
-            async def hang(message: Message, handler: str) -> Exception | None:
+            async def hang(letter: DeadLetterEntry) -> object:
                 scope.cancel()
                 await anyio.sleep_forever()
                 return None
@@ -153,7 +159,7 @@ async def test_what_was_handled_is_noted_even_if_the_replay_is_cancelled(
         letter = bury(queue, CardCharged())
         with anyio.CancelScope() as scope:
 
-            async def handle(message: Message, handler: str) -> Exception | None:
+            async def handle(letter: DeadLetterEntry) -> object:
                 scope.cancel()
                 return None
 
@@ -180,7 +186,7 @@ async def test_a_letter_is_replayed_by_one_of_two_who_try(kind: str, tmp_path: P
         letter = bury(queue, CardCharged())
         begun, release = anyio.Event(), anyio.Event()
 
-        async def handle(message: Message, handler: str) -> Exception | None:
+        async def handle(letter: DeadLetterEntry) -> object:
             begun.set()
             await release.wait()
             return None
@@ -243,7 +249,7 @@ async def test_letters_that_die_meanwhile_are_left_for_the_next_time(
     async with opened_queue(kind, tmp_path) as (queue, _, _):
         bury_orders(queue, 2)
 
-        async def cause_another(message: Message, handler: str) -> Exception | None:
+        async def cause_another(letter: DeadLetterEntry) -> object:
             bury(queue, CardCharged(order=100))
             return None
 
@@ -328,7 +334,7 @@ async def test_a_rate_is_kept_by_the_clock() -> None:
     times: list[float] = []
     start = clock.now()
 
-    async def handle(message: Message, handler: str) -> Exception | None:
+    async def handle(letter: DeadLetterEntry) -> object:
         times.append(clock.now() - start)
         return None
 
@@ -351,7 +357,7 @@ async def test_a_rate_is_not_caught_up_after_a_slow_handler() -> None:
     times: list[float] = []
     start = clock.now()
 
-    async def handle(message: Message, handler: str) -> Exception | None:
+    async def handle(letter: DeadLetterEntry) -> object:
         times.append(clock.now() - start)
         if len(times) == 1:
             await clock.sleep(10)
@@ -381,11 +387,11 @@ async def test_a_cancelled_replay_of_many_goes_on_where_it_was() -> None:
     service = Service()
     with anyio.CancelScope() as scope:
 
-        async def handle(message: Message, handler: str) -> Exception | None:
+        async def handle(letter: DeadLetterEntry) -> object:
             if len(service.handled) == 2:
                 scope.cancel()
                 await anyio.lowlevel.checkpoint()
-            return await service.redeliver(message, handler)
+            return await service.redeliver(letter)
 
         queue.connect(handle)
         await queue.replay_all()

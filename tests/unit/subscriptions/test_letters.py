@@ -12,6 +12,7 @@ from msgbus.clock import VirtualClock
 from msgbus.journal import DeadLetter, Journal
 from msgbus.journal import operations as op
 from msgbus.resilience import (
+    DeadLetterEntry,
     DeadLetterQueue,
     JournalDeadLetterStore,
     LetterStatus,
@@ -36,9 +37,11 @@ class Target:
         self.seen: list[tuple[Message, str]] = []
         self.error: Exception | None = None
 
-    async def __call__(self, message: Message, handler: str) -> Exception | None:
-        self.seen.append((message, handler))
-        return self.error
+    async def __call__(self, letter: DeadLetterEntry) -> object:
+        self.seen.append((letter.message, letter.handler))
+        if self.error is not None:
+            raise self.error
+        return None
 
 
 @asynccontextmanager
