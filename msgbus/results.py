@@ -63,13 +63,32 @@ class CommandResult(Frame, Generic[R]):
         return self.attempt
 
     @property
+    def is_fallback(self) -> bool:
+        """Whether the value is a fallback's, as the handler failed."""
+        return self._answered_for is not None
+
+    @property
     def metadata(self) -> Mapping[str, object]:
-        """What the bus has to tell beside the value, such as the handler that failed."""
-        return _NOTHING
+        """What the bus has to tell beside the value, such as the handler that failed.
+
+        `fallback` is the error that a fallback has answered for.
+        """
+        error = self._answered_for
+        if error is None:
+            return _NOTHING
+        return MappingProxyType({"handler": self.owner.name, "fallback": error})
+
+    @property
+    def _answered_for(self) -> str | None:
+        trouble = None if self.context is None else self.context.trouble
+        return None if trouble is None else trouble.fallback
 
     def unwrap(self) -> R:
         """The value, or the handler's own exception raised again."""
         return self.reply
+
+    def __bool__(self) -> bool:
+        return self.success
 
     def __repr__(self) -> str:
         outcome = f"value={self.value!r}" if self.success else f"error={self.error!r}"

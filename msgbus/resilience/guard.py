@@ -206,11 +206,15 @@ class Guard:
             value = fallback(message, failure) if callable(fallback) else fallback
             if inspect.isawaitable(value):
                 value = await value
+            text = redact_exception(failure)
+            if context.trouble is None:
+                context.trouble = trouble_now(self._clock)
+            context.trouble.fallback = text
             log.warning(
                 "fallback_used",
                 handler=self.handler,
                 message_type=message_type_of(message).__name__,
-                error=redact_exception(failure),
+                error=text,
             )
             return value
 

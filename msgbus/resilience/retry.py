@@ -55,6 +55,9 @@ class Trouble:
     reason: str = ""
     """Why it is not tried again."""
 
+    fallback: str | None = None
+    """The error that a fallback has answered for, secrets removed."""
+
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class SqliteDeadLetterStore(TableStore):
         Raises:
             DeadLetterStoreError: It cannot be opened, or is none of ours.
         """
-        self._is_closed = False
+        self._is_closed = self._readers.is_closed = False
         await self.flush()
 
     async def flush(self) -> None:
@@ -93,7 +93,7 @@ class SqliteDeadLetterStore(TableStore):
         await self._written(lambda _: None)
 
     async def close(self) -> None:
-        """Flush, and let go of the file and the thread. It may be opened again."""
+        """Flush, and let go of the file and the thread. It may be read, and opened again."""
         self._is_closed = True
         writer, self._writer = self._writer, None
         with anyio.CancelScope(shield=True):
@@ -143,7 +143,11 @@ class SqliteDeadLetterStore(TableStore):
     async def _asked(self, question: Callable[[LetterRows], T]) -> T:
         """The answer to a question, asked in a thread, after what was added is written."""
         writer = self._writer
-        if writer is None or self._is_closed:
+        if self._is_closed:
+            # What was written can be read all the same, but nothing is made anew.
+            if not self.path.exists():
+                raise DeadLetterStoreError(f"The store {self.path} is closed. Open it again.")
+        elif writer is None:
             await self.flush()
         elif not writer.is_idle:
             # A file that cannot be written may still be read.
@@ -160,6 +164,8 @@ class _Readers:
         self._path = path
         self._timeout = timeout
         self._free: list[sqlite3.Connection] = []
+        self.is_closed = False
+        """Whether connections are closed after use."""
         weakref.finalize(self, _close_all, self._free)
 
     def ask(self, question: Callable[[LetterRows], T]) -> T:
@@ -178,10 +184,13 @@ class _Readers:
         except sqlite3.Error as error:
             raise schema.explained(error, self._path) from error
         self._free.append(connection)
+        if self.is_closed:
+            _close_all(self._free)
         return answer
 
     def close(self) -> None:
-        """Close those that are not in use."""
+        """Close those that are not in use, and from now on each after use."""
+        self.is_closed = True
         _close_all(self._free)
 
     def _take(self) -> sqlite3.Connection:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import os
 
     from msgbus.journal.codec import PayloadCodec
+    from msgbus.resilience.letter_rows import LetterRows
 
 T = TypeVar("T")
 
@@ -139,6 +140,14 @@ class SqliteJournal(TableJournal):
             return self._readers.run_now(function)
         with translated(self.path):
             return function(self._connection)
+
+    async def read_letters(self, work: Callable[[LetterRows], T]) -> T:
+        """The value of `work` on all letters; they can be read after `close`, too."""
+        if not self._is_closed or self._readers is None:
+            return await super().read_letters(work)
+        return await anyio.to_thread.run_sync(
+            self._readers.run_alone, lambda connection: work(self._rows(connection))
+        )
 
     async def _alone(self, work: Callable[[Store], T]) -> T:
         """The value of `work`, run between two groups, with transactions of its own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, final
 
 import anyio
@@ -68,6 +69,17 @@ class Readers:
                 return snapshot(connection, function)
         finally:
             self._give_back(connection)
+
+    def run_alone(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """The same on a connection of its own, also after the end."""
+        if not Path(self._path).exists():
+            raise closed(self._path)
+        connection = open_reader(self._path, self._lock_timeout, self._connect)
+        try:
+            with translated(self._path):
+                return snapshot(connection, function)
+        finally:
+            connection.close()
 
     def _take(self) -> sqlite3.Connection:
         with self._guard:

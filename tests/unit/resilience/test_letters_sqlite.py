@@ -311,7 +311,8 @@ async def test_a_closed_store_refuses_and_can_be_opened_again(tmp_path: Path) ->
         bury(queue, CardCharged(order=1))
     assert not add_order(queue, 2)
     with pytest.raises(DeadLetterStoreError, match="is closed"):
-        await queue.find()
+        await queue.store.flush()
+    assert await queue.count() == 1
 
     async with queue:
         assert [one.message for one in await queue.find()] == [CardCharged(order=1)]
