@@ -213,7 +213,8 @@ class DeadLetterQueue:
     ) -> LetterPage:
         """One page of the same; `after` is the `cursor` of the page before."""
         checked_limit(limit)
-        return await self.store.page(letters_meant(message_type, filters), after=after, limit=limit)
+        which = letters_meant(message_type, filters)
+        return (await self.store.page(which, after=after, limit=limit)).whole()
 
     async def get(self, letter_id: Letter) -> DeadLetterEntry:
         """One letter, as it is now.
@@ -308,7 +309,8 @@ class DeadLetterQueue:
         Each is tried once, and letters that die from now on are left for the next time. It may
         be cancelled, or killed, and called again: what was handled is not handled again, but
         for the one letter that was being handled when the process was killed. Several
-        processes may do it at once, and share the letters.
+        processes may do it at once, and share the letters. One that cannot be read, claimed or
+        delivered is counted as failed or skipped, and does not stop the others.
 
         Args:
             message_type: Which messages; all unless given.
@@ -352,8 +354,10 @@ class DeadLetterQueue:
     async def import_(self, source: Destination) -> ImportReport:
         """Add the letters of an exported file; those that are there already stay as they are.
 
+        Every line is checked, field by field, before any letter is added.
+
         Raises:
-            DeadLetterError: A line cannot be read; then nothing was added.
+            DeadLetterError: A line is no letter; then nothing was added.
         """
         return await read_letters(self.store, source)
 

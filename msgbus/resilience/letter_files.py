@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TextIO, TypeAlias, cast, final
 
@@ -58,7 +59,7 @@ async def write_letters(
 async def _write(store: DeadLetterStore, which: LetterFilter, file: TextIO) -> int:
     number, cursor = 0, None
     while True:
-        page = await store.page(which, after=cursor, limit=_PAGE)
+        page = (await store.page(which, after=cursor, limit=_PAGE)).whole()
         lines = [json.dumps(letter.data(), ensure_ascii=False) + "\n" for letter in page.letters]
         await anyio.to_thread.run_sync(file.writelines, lines)
         number += len(lines)
@@ -79,28 +80,39 @@ def _read(source: Destination) -> Sequence[DeadLetterEntry]:
         return _parsed(source, str(getattr(source, "name", "the file")))
     path = Path(source)
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:
             return _parsed(file, str(path))
     except OSError as error:
         raise DeadLetterError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _parsed(lines: Iterable[str], name: str) -> list[DeadLetterEntry]:
+def _parsed(lines: Iterable[str | bytes], name: str) -> list[DeadLetterEntry]:
+    """All letters, each checked before any is taken."""
     letters: dict[str, DeadLetterEntry] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    rest = iter(lines)
+    for number in count(1):
         try:
-            data: object = json.loads(line)
-            if not isinstance(data, dict):
-                raise DeadLetterError("A letter is a JSON object.")
-            letter = from_data(cast("dict[str, Any]", data))
-        except (ValueError, DeadLetterError) as error:
+            line = next(rest, None)
+            if line is None:
+                break
+            letter = _letter(line if isinstance(line, str) else line.decode())
+        except (ValueError, RecursionError, DeadLetterError) as error:
             raise DeadLetterError(
                 f"Line {number} of {name} is no dead letter: {error} Nothing was imported."
             ) from error
+        if letter is None:
+            continue
         if letter.status is LetterStatus.REPLAYING:
             # Whoever replays it there does not do so here.
             letter = replace(letter, status=LetterStatus.DEAD)
         letters[letter.letter_id] = letter
     return list(letters.values())
+
+
+def _letter(line: str) -> DeadLetterEntry | None:
+    if not line.strip():
+        return None
+    data: object = json.loads(line)
+    if not isinstance(data, dict):
+        raise DeadLetterError("A letter is a JSON object.")
+    return from_data(cast("dict[str, Any]", data))

@@ -59,9 +59,8 @@ class LetterQuery:
         left = self._limit
         cursor: str | None = None
         while left is None or left > 0:
-            page = await self._store.page(
-                self._which, after=cursor, limit=_PAGE if left is None else min(left, _PAGE)
-            )
+            limit = _PAGE if left is None else min(left, _PAGE)
+            page = (await self._store.page(self._which, after=cursor, limit=limit)).whole()
             for letter in page.letters:
                 yield letter
             left = None if left is None else left - len(page.letters)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+from msgbus.errors import MsgBusError
 from msgbus.resilience.claims import Claim
 from msgbus.resilience.letters import FIELDS, DeadLetterEntry, LetterStatus, micros, moment
 from msgbus.resilience.stores import (
@@ -145,15 +146,30 @@ class LetterRows:
         return None if row is None else self.from_row(row).letter
 
     def claimed(self) -> list[Record]:
-        """Those that are being replayed."""
-        return [self.from_row(row) for row in self.connection.execute(self.table.claimed)]
+        """Those that are being replayed; damaged ones are left as they are."""
+        return self._readable(self.connection.execute(self.table.claimed))[0]
+
+    def _readable(self, rows: Iterable[Sequence[Any]]) -> tuple[list[Record], list[MsgBusError]]:
+        """The records of rows, and what is wrong with the others."""
+        records: list[Record] = []
+        damaged: list[MsgBusError] = []
+        for row in rows:
+            try:
+                records.append(self.from_row(row))
+            except MsgBusError as error:
+                damaged.append(error)
+        return records, damaged
 
     def page(self, which: LetterFilter, after: str | None, limit: int) -> LetterPage:
         """At most `limit` letters behind the cursor `after`."""
         # One more than asked for says whether there is a next page.
         rows = self.connection.execute(*self.table.page(which, after, limit + 1)).fetchall()
-        letters = tuple(self.from_row(row[1:]).letter for row in rows[:limit])
-        return LetterPage(letters, str(rows[limit - 1][0]) if len(rows) > limit else None)
+        records, damaged = self._readable(row[1:] for row in rows[:limit])
+        return LetterPage(
+            tuple(record.letter for record in records),
+            str(rows[limit - 1][0]) if len(rows) > limit else None,
+            tuple(damaged),
+        )
 
     def groups(self, which: LetterFilter) -> list[LetterGroup]:
         """Letters by error type, handler and message type; the largest group first."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -162,19 +162,72 @@ def from_data(data: Mapping[str, Any]) -> DeadLetterEntry:
         for name in ("first_attempt", "last_attempt"):
             values[name] = aware(datetime.fromisoformat(values[name]))
         values["status"] = LetterStatus(values.get("status", "dead"))
-        headers: dict[str, str] = dict(values.get("headers", {}))
-        values["headers"] = MappingProxyType(headers)
+        for name, (is_right, wanted) in _CHECKS.items():
+            if name in values and not is_right(values[name]):
+                raise DeadLetterError(f"{name} of a dead letter is {wanted}.")
+        values["headers"] = MappingProxyType(dict(values.get("headers", {})))
         letter = DeadLetterEntry(**values)
-        # What the fields of a dataclass do not check by themselves.
-        str_fields = (letter.message_id, letter.handler, letter.payload, letter.error_type)
-        if not all(isinstance(value, str) for value in str_fields):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise DeadLetterError("A dead letter's ids, payload and error are text.")
         identity = (letter.message_id, letter.handler, letter.scope, letter.target)
         if letter.letter_id != letter_id_of(*identity):
             raise DeadLetterError("letter_id is not that of message_id, handler, scope and target.")
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DeadLetterError(f"Not a dead letter: {redact_exception(error)}") from error
     return letter
+
+
+def _is_text(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False  # half a character, which no file can hold
+    return True
+
+
+def _is_text_or_none(value: object) -> bool:
+    return value is None or _is_text(value)
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_flag(value: object) -> bool:
+    return type(value) is bool
+
+
+def _are_headers(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    headers = cast("dict[object, object]", value)
+    return all(_is_text(key) and _is_text(text) for key, text in headers.items())
+
+
+_TEXTS: Final = (
+    "letter_id",
+    "message_id",
+    "message_type",
+    "payload",
+    "handler",
+    "error",
+    "error_type",
+    "traceback",
+    "reason",
+    "correlation_id",
+    "origin",
+    "target",
+)
+_TEXTS_OR_NONE: Final = ("causation_id", "session_id", "topic", "note", "scope")
+_CHECKS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
+    **dict.fromkeys(_TEXTS, (_is_text, "text")),
+    **dict.fromkeys(_TEXTS_OR_NONE, (_is_text_or_none, "text or null")),
+    **dict.fromkeys(("version", "attempts", "replays"), (_is_count, "a whole number, 0 or more")),
+    **dict.fromkeys(("answered", "from_system"), (_is_flag, "true or false")),
+    "kind": (lambda value: value in ("command", "event"), '"command" or "event"'),
+    "headers": (_are_headers, "texts by name"),
+}
+"""What the values of a letter must be that came from a file."""
 
 
 def letter_id_of(message_id: str, handler: str, scope: str | None = None, target: str = "") -> str:
@@ -341,6 +394,13 @@ def validated(letter: DeadLetterEntry, cls: type[Message], payload: str) -> Mess
             f"{cls.__wire__.version}) does not take its fields: {redact_exception(error)}. "
             f"Give the fields it wants with dead_letters.edit(letter, field=...), or discard it; "
             f"letter.payload has what was stored.",
+        ) from error
+    except Exception as error:  # the border to user code: a validator may raise anything
+        raise UnreadableLetterError(
+            letter.message_type,
+            letter.letter_id,
+            f"a validator of {cls.__name__} failed on it: {redact_exception(error)}. The letter "
+            f"stays as it is.",
         ) from error
 
 

@@ -10,7 +10,12 @@ from typing import Final, Literal, TypeAlias, final
 import anyio
 
 from msgbus.clock import Clock
-from msgbus.errors import UndeliverableLetterError, UnreadableLetterError
+from msgbus.errors import (
+    DeadLetterStoreError,
+    MsgBusError,
+    UndeliverableLetterError,
+    UnreadableLetterError,
+)
 from msgbus.resilience import claims
 from msgbus.resilience.claims import Claim
 from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, at
@@ -96,6 +101,15 @@ class _Tally:
             self._errors[type(outcome.error).__name__] += 1
         if outcome.reason is not None:
             self._reasons[outcome.reason] += 1
+        self._tell()
+
+    def damaged(self, error: MsgBusError) -> None:
+        """A letter that its store cannot read."""
+        self._counts["failed"] += 1
+        self._errors[type(error).__name__] += 1
+        self._tell()
+
+    def _tell(self) -> None:
         if self._progress is not None:
             done = self._counts.total()
             self._progress(done, max(self._total, done))
@@ -224,10 +238,18 @@ class Replayer:
                     if rate is not None:
                         # The token first, then the letter: a claim must not wait for its turn.
                         due = await self._pace(due, 1 / rate)
-                    tally.note(await self.replay(letter, redeliver))
+                    tally.note(await self._one_of_many(letter, redeliver))
+            for error in page.damaged:
+                tally.damaged(error)
             cursor = page.cursor
             if cursor is None:
                 return tally.report(dry_run=dry_run)
+
+    async def _one_of_many(self, letter: DeadLetterEntry, redeliver: Redeliver) -> ReplayOutcome:
+        try:
+            return await self.replay(letter, redeliver)
+        except DeadLetterStoreError as error:  # of this letter: the others have their turn
+            return ReplayOutcome(letter, "failed", error)
 
     async def _pace(self, due: float, interval: float) -> float:
         """Wait for this letter's turn; the turn of the next."""

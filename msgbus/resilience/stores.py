@@ -13,7 +13,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final, Literal, Protocol, final
 
-from msgbus.errors import DeadLetterError, LetterStateError
+from msgbus.errors import (
+    DeadLetterError,
+    DeadLetterStoreError,
+    LetterStateError,
+    MsgBusError,
+)
 from msgbus.resilience.claims import Claim
 from msgbus.resilience.letters import DONE, DeadLetterEntry, LetterStatus, aware
 
@@ -80,6 +85,19 @@ class LetterPage:
     letters: tuple[DeadLetterEntry, ...]
     cursor: str | None
     """Give it as `after` to get the next page; `None` if this is the last."""
+
+    damaged: tuple[MsgBusError, ...] = ()
+    """What is wrong with letters that should be here, and cannot be read."""
+
+    def whole(self) -> LetterPage:
+        """The page itself.
+
+        Raises:
+            DeadLetterStoreError: A letter of it is damaged.
+        """
+        for error in self.damaged:
+            raise DeadLetterStoreError(str(error)) from error
+        return self
 
 
 @final

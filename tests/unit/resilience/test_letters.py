@@ -341,7 +341,7 @@ def test_every_class_is_met_once_however_often_it_is_inherited() -> None:
         ({"first_attempt": "noon"}, "noon"),
         ({"colour": "red"}, "colour"),
         ({"payload": 5}, "text"),
-        ({"headers": 5}, "not iterable"),
+        ({"headers": 5}, "texts by name"),
     ],
     ids=lambda value: str(value)[:12],
 )
