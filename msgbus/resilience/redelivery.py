@@ -33,7 +33,8 @@ async def redeliver(core: BusCore, letter: DeadLetterEntry) -> object:
         raise UndeliverableLetterError("the bus does not run") from error
     session = _session_of(core, letter)
     if isinstance(message, Command):
-        return await _execute(core, letter, cast("Command[Any]", message), session)
+        command: Command[Any] = message  # pyright: ignore[reportUnknownVariableType]
+        return await _execute(core, letter, command, session)
     await _deliver(core, letter, cast("Event", message), session)
     return None
 

@@ -72,7 +72,7 @@ def test_two_functions_of_one_name_are_refused_with_both_places_and_the_fix() ->
 
     text = str(refused.value)
     for function in (first, second):
-        assert f"{__name__}, line {function.__code__.co_firstlineno}" in text  # type: ignore[attr-defined]
+        assert f"{__name__}, line {function.__code__.co_firstlineno}" in text
     assert "name=" in text
 
 

@@ -145,8 +145,9 @@ class SqliteJournal(TableJournal):
         """The value of `work` on all letters; they can be read after `close`, too."""
         if not self._is_closed or self._readers is None:
             return await super().read_letters(work)
+        readers = self._readers
         return await anyio.to_thread.run_sync(
-            self._readers.run_alone, lambda connection: work(self._rows(connection))
+            lambda: readers.run_alone(lambda connection: work(self._rows(connection)))
         )
 
     async def _alone(self, work: Callable[[Store], T]) -> T:
