@@ -138,7 +138,16 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         """All counters at this moment."""
         durability = self._core.durability
         journaled = 0 if durability is None else durability.scheduler.count
-        return snapshot(self._core, scheduled=len(self._schedule) + journaled)
+        return snapshot(
+            self._core,
+            scheduled=len(self._schedule) + journaled,
+            dead_letters=self._count_dead_letters(),
+        )
+
+    def _count_dead_letters(self) -> int:
+        """Those in the journal, where durable handlers and enqueued commands leave theirs."""
+        durability = self._core.durability
+        return 0 if durability is None else durability.count_dead_letters()
 
     def check(self) -> list[Fault]:
         """Everything that is wrong with the set-up, without starting. Empty is good."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from msgbus.lanes import Lane
 
 
-def snapshot(core: BusCore, *, scheduled: int) -> BusStats:
+def snapshot(core: BusCore, *, scheduled: int, dead_letters: int) -> BusStats:
     """Everything the bus counts."""
     registered = list(core.registry.registrations())
     core.settle_accounts()
@@ -45,6 +45,7 @@ def snapshot(core: BusCore, *, scheduled: int) -> BusStats:
         active_sessions=len(core.sessions),
         registered_handlers=len(registered),
         scheduled=scheduled,
+        dead_letters=dead_letters,
         subscriptions={} if durable is None else durable[0],
         journal=None if durable is None else durable[1],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
 from msgbus.core import Phase
@@ -19,10 +20,12 @@ from msgbus.durability.subscribers import Subscribers
 from msgbus.durability.tickets import TicketDesk
 from msgbus.errors import ConfigurationError, JournalError
 from msgbus.journal.codec import MessageCodec
+from msgbus.journal.letters import LetterJournal
 from msgbus.journal.opening import open_journal
 from msgbus.journal.port import Journal
 from msgbus.journal.records import AckLevel
 from msgbus.messages import metadata_of
+from msgbus.resilience.stores import LetterFilter
 from msgbus.subscriptions.mode import StartAt, first_offset
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -63,6 +66,7 @@ class Durability:
         self.commands = CommandQueue(self)
         self._listener = Listener(self, self.scheduler.wake, self.commands.wake)
         self.relays = Relays(self)
+        self._dead_letters = 0
 
     @property
     def journal(self) -> Journal:
@@ -85,6 +89,18 @@ class Durability:
     def stats(self) -> tuple[dict[str, SubscriptionStats], JournalStats]:
         """How durable handlers and the journal stand."""
         return subscription_stats(self), journal_stats(self)
+
+    def count_dead_letters(self) -> int:
+        """How many there are in the journal; the last number known once it is closed.
+
+        Opens nothing: 0 before the first use.
+        """
+        if isinstance(self._journal, LetterJournal):
+            with suppress(JournalError):
+                self._dead_letters = self._journal.read_letters_now(
+                    lambda rows: rows.count(LetterFilter())
+                )
+        return self._dead_letters
 
     def decode(self, record: Record) -> Message:
         """The message of a record, which knows where it was recorded.
@@ -263,6 +279,7 @@ class Durability:
         """Write what is buffered, and let go of a journal that this bus has opened."""
         if self._journal is None:
             return
+        self.count_dead_letters()  # the last that can be known
         try:
             await self.recorder.close()
         finally:

@@ -469,8 +469,10 @@ class ResilientMessageBus(MessageBus):
     def stats(self) -> BusStats:
         """All counters at this moment."""
         circuits = {name: one.state.value for name, one in self.circuits.items()}
-        letters = 0 if self._letters is None else self._letters.size
-        return replace(super().stats(), circuits=circuits, dead_letters=letters)
+        return replace(super().stats(), circuits=circuits)
+
+    def _count_dead_letters(self) -> int:
+        return 0 if self._letters is None else self._letters.size
 
 
 def _is_about(frame: Frame, event: Event) -> bool:

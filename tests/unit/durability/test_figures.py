@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 from prometheus_client import generate_latest
 
-from msgbus import BusConfig, Command, MessageBus, Refusal
+from msgbus import BusConfig, Command, MessageBus, Refusal, Unhandleable
+from msgbus.clock import VirtualClock
 from msgbus.durability import OutboxEntry
 from msgbus.errors import JournalError
 from msgbus.subscriptions.config import RetryTiers
@@ -249,3 +251,43 @@ async def test_names_beyond_the_limit_are_summed(memory: Site) -> None:
         series = parsed(generate_latest(BusCollector(bus, max_series=1)).decode())
 
     assert value(series, "subscription_acked_total", subscription="_overflow") == 8
+
+
+# -- issue 19, list g ----------------------------------------------------------------------------
+
+
+async def test_a_plain_bus_with_a_journal_counts_its_dead_letters(tmp_path: Path) -> None:
+    """List g: what a durable handler gives up is kept in the journal, and counted."""
+    bus = MessageBus(journal=f"sqlite:///{tmp_path / 'shop.db'}?reserve=0")
+
+    @bus.on(OrderPlaced, retry=RetryTiers(max_attempts=1))
+    async def fail(event: OrderPlaced) -> None:
+        raise ValueError("no")
+
+    assert bus.stats().dead_letters == 0
+    async with bus:
+        for number in range(3):
+            await bus.publish(OrderPlaced(number=number))
+        await bus.settled()
+
+        assert bus.stats().dead_letters == 3
+        metrics = {metric.name: metric for metric in BusCollector(bus).collect()}
+        assert metrics["msgbus_dead_letter_queue_size"].samples[0].value == 3
+
+    assert bus.stats().dead_letters == 3
+
+
+async def test_a_plain_bus_counts_the_letters_of_enqueued_commands() -> None:
+    """List g: they are in the journal as well."""
+    journal = MemoryJournal()
+    bus = MessageBus(journal=journal)
+
+    @bus.handles(PlaceOrder)
+    async def charge(command: PlaceOrder) -> None:
+        raise Unhandleable("no such card")
+
+    async with bus:
+        await bus.enqueue(PlaceOrder())
+        await bus.settled()
+        assert bus.stats().dead_letters == 1
+    await journal.close()
