@@ -9,7 +9,7 @@ from msgbus.errors import JournalVersionError, NotAJournalError
 
 APPLICATION_ID: Final = 0x6D736762  # "msgb", shown by `file` and by `PRAGMA application_id`
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Grows with every change of the tables; a file of another version is refused."""
 
 _TABLES: Final = """

@@ -12,7 +12,6 @@ import pytest
 from prometheus_client import generate_latest
 
 from msgbus import BusConfig, Command, MessageBus, Refusal, Unhandleable
-from msgbus.clock import VirtualClock
 from msgbus.durability import OutboxEntry
 from msgbus.errors import JournalError
 from msgbus.subscriptions.config import RetryTiers
@@ -253,7 +252,7 @@ async def test_names_beyond_the_limit_are_summed(memory: Site) -> None:
     assert value(series, "subscription_acked_total", subscription="_overflow") == 8
 
 
-# -- issue 19, list g ----------------------------------------------------------------------------
+# -- dead letters --------------------------------------------------------------------------------
 
 
 async def test_a_plain_bus_with_a_journal_counts_its_dead_letters(tmp_path: Path) -> None:
@@ -279,8 +278,7 @@ async def test_a_plain_bus_with_a_journal_counts_its_dead_letters(tmp_path: Path
 
 async def test_a_plain_bus_counts_the_letters_of_enqueued_commands() -> None:
     """List g: they are in the journal as well."""
-    journal = MemoryJournal()
-    bus = MessageBus(journal=journal)
+    bus = MessageBus(journal="memory:")
 
     @bus.handles(PlaceOrder)
     async def charge(command: PlaceOrder) -> None:
@@ -290,4 +288,3 @@ async def test_a_plain_bus_counts_the_letters_of_enqueued_commands() -> None:
         await bus.enqueue(PlaceOrder())
         await bus.settled()
         assert bus.stats().dead_letters == 1
-    await journal.close()

@@ -24,6 +24,7 @@ from msgbus import (
     pipeline,
 )
 from msgbus.journal import Retention, SqliteJournal
+from msgbus.journal.sqlite.schema import VERSION
 from msgbus.pipeline.columns import DELIVERIES, MESSAGES
 from msgbus.pipeline.source.batches import Query, batches
 from msgbus.pipeline.source.ids import Ids, v7
@@ -102,8 +103,16 @@ def make_foreign(path: Path) -> None:
         (make_nothing, JournalNotFoundError, "There is no journal at"),
         (make_text, NotAJournalError, "not a SQLite"),
         (make_foreign, NotAJournalError, "there is no journal in it"),
-        (make_newer, JournalVersionError, "has schema version 99, and this msgbus reads version 2"),
-        (make_older, JournalVersionError, "has schema version 1, and this msgbus reads version 2"),
+        (
+            make_newer,
+            JournalVersionError,
+            f"has schema version 99, and this msgbus reads version {VERSION}",
+        ),
+        (
+            make_older,
+            JournalVersionError,
+            f"has schema version 1, and this msgbus reads version {VERSION}",
+        ),
         (make_folder, JournalNotFoundError, "There is no journal at"),
     ],
     ids=["missing", "text", "foreign", "newer", "older", "folder"],
