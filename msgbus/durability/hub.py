@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, cast, final
 
 from msgbus.core import Phase
 from msgbus.durability.audience import Audience
@@ -25,6 +25,7 @@ from msgbus.journal.opening import open_journal
 from msgbus.journal.port import Journal
 from msgbus.journal.records import AckLevel
 from msgbus.messages import metadata_of
+from msgbus.protocols import missing_members
 from msgbus.resilience.stores import LetterFilter
 from msgbus.subscriptions.mode import StartAt, first_offset
 from msgbus.telemetry.logging import log
@@ -95,9 +96,10 @@ class Durability:
 
         Opens nothing: 0 before the first use.
         """
-        if isinstance(self._journal, LetterJournal):
+        if self._journal is not None and not missing_members(self._journal, LetterJournal):
+            journal = cast("LetterJournal", self._journal)
             with suppress(JournalError):
-                self._dead_letters = self._journal.read_letters_now(
+                self._dead_letters = journal.read_letters_now(
                     lambda rows: rows.count(LetterFilter())
                 )
         return self._dead_letters

@@ -27,7 +27,6 @@ from msgbus.lifecycle import RetryScheduledEvent
 from msgbus.messages import Event, Message, R, SystemEvent, first_message, metadata_of
 from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
 from msgbus.middleware.rate_limit import RateLimitMiddleware
-from msgbus.receipts import DrainReport
 from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.circuits import Circuits
 from msgbus.resilience.dead_letters import DeadLetterQueue
@@ -235,14 +234,13 @@ class ResilientMessageBus(MessageBus):
             await self._letters.store.flush()
             self._letters.store.size()  # the last that can be known
 
-    async def stop(self, timeout: float | None = 30.0) -> DrainReport:
-        """As on every bus; what died on the way is safe in its store when this returns."""
+    async def _close_down(self) -> None:
+        """What died on the way is safe in its store when the bus has stopped."""
         try:
-            return await super().stop(timeout)
+            await super()._close_down()
         finally:
             if self._letters is not None:
-                with anyio.CancelScope(shield=True):
-                    await self._letters.close()
+                await self._letters.close()
 
     def _failed(self, frame: CommandResult[R], error: Exception, elapsed: float) -> FailedResult[R]:
         result = super()._failed(frame, error, elapsed)
@@ -422,7 +420,7 @@ class ResilientMessageBus(MessageBus):
             # The bus's own handlers have the first right to their names.
             self._make_circuits(registration.name)
         if breaker is not None:
-            circuit = self._circuits.of(registration, breaker, keep=session is not None)
+            circuit = self._circuits.of(registration, breaker)
         limits: list[Middleware] = []
         if policy.rate_limit is not None:
             rate = policy.rate_limit
@@ -438,6 +436,7 @@ class ResilientMessageBus(MessageBus):
             limits=limits,
             waits=not registration.is_command,
             on_retry=self._retry_scheduled,
+            on_failure=None if session is None else self._circuits.keep,
         )
 
     def _retry_scheduled(self, retry: RetryAttempt) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from msgbus.resilience.policy import Breaker
 
 CIRCUITS_KEPT: Final = 1_000
-"""Circuits of sessions' handlers that are kept when no session has the handler any more."""
+"""Circuits with failures that are kept when no session has the handler any more."""
 
 
 class FunctionKey(NamedTuple):
@@ -54,12 +54,13 @@ class Circuits:
         self._by_function: WeakValueDictionary[Hashable, CircuitBreaker] = WeakValueDictionary()
         """The same by function and config: policies may give one function several."""
         self._kept: dict[CircuitBreaker, None] = {}
-        """Those of sessions' handlers, the last used at the end: the next session goes on
+        """Those that failed in sessions, the last one at the end: the next session goes on
         where the one before it has left."""
 
     @property
     def by_name(self) -> dict[str, CircuitBreaker]:
-        """All of them."""
+        """All of them: those in use, and those of ended sessions that remember failures."""
+        self._forget_healthy()
         return {**dict(self._own), **self._shared}
 
     def named(self, name: str, config: CircuitBreakerConfig | None = None) -> CircuitBreaker:
@@ -103,15 +104,8 @@ class Circuits:
 
         circuit.on_change = tell_both
 
-    def of(self, registration: Registration, breaker: Breaker, *, keep: bool) -> CircuitBreaker:
-        """The circuit that a handler is to use.
-
-        Args:
-            registration: The handler.
-            breaker: What its policy says.
-            keep: Whether the circuit stays when the handler goes, as those of sessions do; a
-                bounded number of them.
-        """
+    def of(self, registration: Registration, breaker: Breaker) -> CircuitBreaker:
+        """The circuit that a handler is to use, as its policy says."""
         if isinstance(breaker, CircuitBreaker):
             return breaker  # adopted when the policy was set
         if isinstance(breaker, str):
@@ -122,8 +116,6 @@ class Circuits:
             name = self._free_name(registration, function)
             circuit = self._own[name] = self._make(name, breaker)
             self._by_function[function, _config_key(breaker)] = circuit
-        if keep:
-            self._keep(circuit)
         return circuit
 
     def known(
@@ -136,13 +128,19 @@ class Circuits:
         """Keep no circuit that no handler uses: the policies have changed."""
         self._kept.clear()
 
-    def _keep(self, circuit: CircuitBreaker) -> None:
+    def keep(self, circuit: CircuitBreaker) -> None:
+        """Let it stay when its session goes, as a call of it failed: the next one is to know."""
         self._kept.pop(circuit, None)
         self._kept[circuit] = None
         if len(self._kept) > CIRCUITS_KEPT:
-            # One that has nothing to remember; else the one that was not used for longest.
-            idle = (one for one in self._kept if one.is_closed and not one.failures)
-            del self._kept[next(idle, next(iter(self._kept)))]
+            self._forget_healthy()
+        if len(self._kept) > CIRCUITS_KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    def _forget_healthy(self) -> None:
+        """Keep no circuit that has nothing to remember."""
+        for one in [one for one in self._kept if one.is_closed and not one.failures]:
+            del self._kept[one]
 
     def _free_name(self, registration: Registration, function: FunctionKey) -> str:
         name, path = registration.name, f"{function.module}.{function.qualname}"

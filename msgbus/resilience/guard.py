@@ -43,6 +43,7 @@ class Guard:
         waits: Whether to wait for an open circuit instead of failing: on a lane, so that
             an outage does not burn the backlog into dead letters.
         on_retry: Told before each pause.
+        on_failure: Told of the circuit of each message whose first try failed.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Guard:
         limits: Sequence[Middleware] = (),
         waits: bool,
         on_retry: Callable[[RetryAttempt], None],
+        on_failure: Callable[[CircuitBreaker], None] | None = None,
     ) -> None:
         self.handler = handler
         self.policy = policy
@@ -64,6 +66,7 @@ class Guard:
         self._clock = clock
         self._waits = waits
         self._tell = on_retry
+        self._on_failure = on_failure
 
     def around(self, attempt: Call) -> Call:
         """`attempt` inside breaker, retry and fallback."""
@@ -133,6 +136,8 @@ class Guard:
 
     async def _recover(self, message: Any, attempt: Call, error: Exception) -> Any:
         """Try again, as often and as patiently as the policy says."""
+        if self._on_failure is not None and self.breaker is not None:
+            self._on_failure(self.breaker)
         frame = _frame()
         context = context_of(frame)
         trouble = context.trouble = trouble_now(self._clock)

@@ -31,7 +31,7 @@ from msgbus.clock import VirtualClock
 from msgbus.telemetry.prometheus import expose
 from tests.counts import SESSIONS
 from tests.evidence import Evidence
-from tests.fakes import OrderPlaced, SlowHandler, conserves
+from tests.fakes import OrderPlaced, SlowHandler, conserves, let_others_run
 
 
 class Ask(Command[str]):
@@ -392,6 +392,8 @@ async def test_names_and_topics_of_session_handlers_do_not_pile_up_in_stats() ->
                 await session.publish(Happened())
                 await session.publish(Happened(), topic=f"job.{number}.a")
                 await session.call(Ask())
+            await let_others_run()
+            gc.collect()  # what is left of the session
             lines = len(expose(bus).splitlines())
             first = lines if number == 0 else first
 

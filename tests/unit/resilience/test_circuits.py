@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -253,17 +254,23 @@ async def test_circuits_of_ended_sessions_are_kept_in_a_bounded_number(
 ) -> None:
     """Point 3: those with nothing to remember go first."""
     monkeypatch.setattr(circuits, "CIRCUITS_KEPT", 5)
-    shop, down = shop_of(), Flaky(99)
+    shop = shop_of()
+
+    async def job(name: str, handler: Flaky) -> None:
+        await in_a_session(
+            shop, lambda session: session.register_command_handler(Charge, handler, name=name)
+        )
 
     async with shop.bus:
+        down = Flaky(99)
         for _ in range(3):
-            await in_a_session(
-                shop, lambda session: session.register_command_handler(Charge, down, name="down")
-            )
+            await job("down", down)
         for number in range(50):
-            async with shop.bus.session() as session:
-                session.register_command_handler(Charge, Flaky(), name=f"job {number}")
-                await session.execute(Charge())
+            await job(f"good {number}", Flaky())
+        gc.collect()
+        assert list(shop.bus.circuits) == ["down"]
+        for number in range(50):
+            await job(f"bad {number}", Flaky(99))
+        gc.collect()
 
-    assert len(shop.bus.circuits) == 5
-    assert shop.bus.circuits["down"].state is OPEN
+    assert list(shop.bus.circuits) == [f"bad {number}" for number in range(45, 50)]

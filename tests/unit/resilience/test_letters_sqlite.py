@@ -162,6 +162,23 @@ async def test_a_bus_that_cannot_start_closes_its_dead_letters(
     assert (len(connections.made), connections.open) == (1, [])
 
 
+async def test_a_handler_that_tries_to_stop_the_bus_leaves_its_dead_letters_open(
+    tmp_path: Path,
+) -> None:
+    bus = ResilientMessageBus(retry=None, dead_letters=SqliteDeadLetterStore(tmp_path / "l.db"))
+
+    @bus.on(CardCharged)
+    async def charge(event: CardCharged) -> None:
+        await bus.stop()
+
+    async with bus:
+        await bus.publish(CardCharged(order=1))
+        await bus.settled()
+
+        (letter,) = await bus.dead_letters.find()
+        assert letter.error_type == "InsideHandlerError"
+
+
 # -- the disk ----------------------------------------------------------------------------------
 
 
