@@ -243,7 +243,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         )
 
     @override
-    def stream(self, event_type: type[E] | str, /, *, buffer: int = 1000) -> EventStream[E]:
+    def stream(self, event_type: type[E] | str, *, buffer: int = 1000) -> EventStream[E]:
         return EventStream(self._core, event_type, buffer, self._register)
 
     def portal(self) -> BusPortal:

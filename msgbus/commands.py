@@ -46,7 +46,6 @@ class CommandSide(SendingMethods):
     async def execute(  # noqa: C901, PLR0912, PLR0915 (the hot path, in one piece)
         self,
         command: Command[R],
-        /,
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,

@@ -308,7 +308,7 @@ class Context(SendingMethods, Generic[Bus_co]):
     enqueue = _in_context(SendingMethods.enqueue)
 
     @override
-    def stream(self, event_type: type[E] | str, /, *, buffer: int = 1000) -> EventStream[E]:
+    def stream(self, event_type: type[E] | str, *, buffer: int = 1000) -> EventStream[E]:
         return self.bus.stream(event_type, buffer=buffer)
 
     @contextmanager

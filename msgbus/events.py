@@ -55,7 +55,6 @@ class EventSide(SendingMethods):
     async def publish(  # noqa: C901, PLR0911, PLR0912 (the hot path, in one piece)
         self,
         event: Event,
-        /,
         *,
         headers: Mapping[str, str] | None = None,
         topic: str | None = None,
@@ -104,7 +103,7 @@ class EventSide(SendingMethods):
 
     @override
     async def publish_many(
-        self, events: Iterable[Event] | AsyncIterable[Event], /, *, chunk: int = 1000
+        self, events: Iterable[Event] | AsyncIterable[Event], *, chunk: int = 1000
     ) -> PublishSummary:
         _check_many(events, chunk)
         # Whoever replaces `publish`, in a subclass or a test, gets to see each event.

@@ -196,7 +196,6 @@ class JournalSide(SendingMethods):
     async def enqueue(
         self,
         command: Command[R],
-        /,
         delay: float | None = None,
         *,
         headers: Mapping[str, str] | None = None,

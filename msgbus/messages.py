@@ -201,7 +201,7 @@ set_meta: Final[Callable[[Message, Metadata | Root | None], None]] = Message.__d
 ].__set__
 """Write the slot of a frozen model: the descriptor, as pydantic refuses the attribute."""
 
-_making: Final = threading.Lock()
+_making: Final = threading.RLock()
 
 
 @final

@@ -24,8 +24,9 @@ from uuid_utils import uuid7
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
 # Guards only the first look at an id. Two worker threads handling one event may look at
-# the same moment, and both must see the same id.
-_first_look = threading.Lock()
+# the same moment, and both must see the same id. Reentrant: the collector may run in between,
+# and a failed result that nobody looked at asks for an id when it is collected.
+_first_look = threading.RLock()
 
 
 @final

@@ -57,7 +57,7 @@ class BusPortal:
     request = _blocking(SendingMethods.request)
     enqueue = _blocking(SendingMethods.enqueue)
 
-    def stream(self, event_type: type[E] | str, /, *, buffer: int = 1000) -> BlockingStream[E]:
+    def stream(self, event_type: type[E] | str, *, buffer: int = 1000) -> BlockingStream[E]:
         """Events as an iterator: `with portal.stream(OrderPlaced) as events:`."""
         return BlockingStream(self.bus.stream(event_type, buffer=buffer), self)
 

@@ -79,9 +79,9 @@ class Registration:
 
     @property
     def target_key(self) -> str:
-        """The same as dead letters write it: the wire name, or `topic:` and the pattern."""
+        """The same as dead letters write it: the wire names, or `topic:` and the pattern."""
         if self.pattern is None:
-            return self.message_type.__wire__.name
+            return " | ".join(cls.__wire__.name for cls in self.classes)
         return f"topic:{self.pattern.pattern}"
 
 

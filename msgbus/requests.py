@@ -71,7 +71,6 @@ class RequestSide(SendingMethods):
     async def request(
         self,
         command: Command[R],
-        /,
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,

@@ -34,7 +34,6 @@ class SendingMethods(Protocol):
     async def execute(
         self,
         command: Command[R],
-        /,
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
@@ -60,7 +59,6 @@ class SendingMethods(Protocol):
     async def call(
         self,
         command: Command[R],
-        /,
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
@@ -71,7 +69,6 @@ class SendingMethods(Protocol):
     async def publish(
         self,
         event: Event,
-        /,
         *,
         headers: Mapping[str, str] | None = None,
         topic: str | None = None,
@@ -102,7 +99,7 @@ class SendingMethods(Protocol):
         ...
 
     async def publish_many(
-        self, events: Iterable[Event] | AsyncIterable[Event], /, *, chunk: int = 1000
+        self, events: Iterable[Event] | AsyncIterable[Event], *, chunk: int = 1000
     ) -> PublishSummary:
         """Publish all `events`, giving other tasks a turn after each `chunk`.
 
@@ -117,7 +114,6 @@ class SendingMethods(Protocol):
     async def request(
         self,
         command: Command[R],
-        /,
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
@@ -140,7 +136,6 @@ class SendingMethods(Protocol):
     async def enqueue(
         self,
         command: Command[R],
-        /,
         delay: float | None = None,
         *,
         headers: Mapping[str, str] | None = None,
@@ -167,7 +162,7 @@ class SendingMethods(Protocol):
         """
         ...
 
-    def stream(self, event_type: type[E] | str, /, *, buffer: int = 1000) -> EventStream[E]:
+    def stream(self, event_type: type[E] | str, *, buffer: int = 1000) -> EventStream[E]:
         """Events as an iterator: `async with bus.stream(OrderPlaced) as events:`.
 
         Of a class and its subclasses, or of topics: `bus.stream("shop.**")`. That of a session

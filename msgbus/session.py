@@ -338,7 +338,7 @@ class BusSession(SendingMethods, Registrar[Subscription]):
 
     @override
     async def publish_many(
-        self, events: Iterable[Event] | AsyncIterable[Event], /, *, chunk: int = 1000
+        self, events: Iterable[Event] | AsyncIterable[Event], *, chunk: int = 1000
     ) -> PublishSummary:
         self._require_open()
         if isinstance(events, AsyncIterable):
@@ -348,7 +348,7 @@ class BusSession(SendingMethods, Registrar[Subscription]):
         return await self.bus.publish_many(events, chunk=chunk)
 
     @override
-    def stream(self, event_type: type[E] | str, /, *, buffer: int = 1000) -> EventStream[E]:
+    def stream(self, event_type: type[E] | str, *, buffer: int = 1000) -> EventStream[E]:
         return EventStream(
             self._core, event_type, buffer, self._register, session_id=self.session_id
         )

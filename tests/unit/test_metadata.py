@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from typing import Any
 
 import pytest
 
-from msgbus import Event
+from msgbus import Event, messages, metadata
 from msgbus.messages import fix, metadata_of, set_meta
 from msgbus.metadata import Metadata, StoredMetadata
 
@@ -84,3 +85,19 @@ def test_it_has_no_other_attributes(message: Stored, store: Store) -> None:
     with pytest.raises(AttributeError, match="no attribute 'colour'"):
         _ = meta.colour
     assert store.looks == []
+
+
+@pytest.mark.parametrize("lock", [metadata._first_look, messages._making])  # pyright: ignore[reportPrivateUsage]
+def test_a_failed_result_that_is_collected_while_an_id_is_made_hangs_nobody(lock: Any) -> None:
+    """The collector runs where it likes, and an unobserved failure is logged with its id."""
+
+    def look_again() -> None:
+        with lock:  # as if the collector ran inside the first look at another message's id
+            ids.append(Stored(number=1).message_id)
+
+    ids: list[str] = []
+    thread = threading.Thread(target=look_again, daemon=True)
+    thread.start()
+    thread.join(30)
+
+    assert len(ids) == 1
