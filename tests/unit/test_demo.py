@@ -19,6 +19,8 @@ from msgbus.demo.messages import Card
 from msgbus.demo.plan import write_plan
 from msgbus.demo.rush import JOBS
 
+pytestmark = pytest.mark.slow  # most of them run the whole demo in a process
+
 ROOT = Path(__file__).resolve().parents[2]
 ORDERS = 600
 FATES = ("handled", "failed", "filtered", "dropped", "abandoned", "queued", "running")

@@ -341,6 +341,7 @@ async def test_a_cancelled_job_still_gives_its_handlers_back() -> None:
         assert bus.stats().registered_handlers == 0
 
 
+@pytest.mark.slow
 @pytest.mark.stress("core")
 async def test_many_sessions_leave_memory_where_it_was(evidence: Evidence) -> None:
     bus = MessageBus()
