@@ -1,4 +1,4 @@
-"""Each job against a plain Python computation, over a random journal."""
+"""Each job against a plain Python computation, over random journals."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from msgbus.pipeline import jobs
 from msgbus.pipeline.jobs.buckets import bucket_of, percentile
 from msgbus.pipeline.jobs.causes import cause_of
+from tests.counts import seeds
+from tests.evidence import Evidence
 from tests.spark.tables import (
     START,
     Row,
@@ -42,11 +44,12 @@ class Journal(NamedTuple):
         return found
 
 
-@pytest.fixture(scope="module")
-def journal(spark: SparkSession) -> Journal:
-    messages, deliveries = random_journal(1, 800, SECONDS)
+@pytest.fixture(scope="module", params=seeds(1, 25))
+def journal(spark: SparkSession, request: pytest.FixtureRequest) -> Journal:
+    messages, deliveries = random_journal(request.param, 800, SECONDS)
     # One message is gone: its tries have no type any more.
-    del messages[100]
+    tried = {row["message_id"] for row in deliveries}
+    messages.remove(next(one for one in messages[100:] if one["message_id"] in tried))
     frames = (
         messages_frame(spark, messages).select(*jobs.MESSAGE_COLUMNS).repartition(3),
         deliveries_frame(spark, deliveries).repartition(3),
@@ -75,12 +78,22 @@ def type_of(journal: Journal, row: Row) -> str | None:
     return None if found is None else str(found["name"])
 
 
-def test_the_journal_has_something_of_everything(journal: Journal) -> None:
+COMPARED = "jobs against plain Python on random journals"
+
+
+@pytest.fixture(autouse=True)
+def _compared(evidence: Evidence) -> None:
+    evidence(COMPARED, comparisons=1)
+
+
+def test_the_journal_has_something_of_everything(journal: Journal, evidence: Evidence) -> None:
     outcomes = Counter(row["outcome"] for row in journal.deliveries)
     assert set(outcomes) == {*ANSWERED, "failed", "timed_out", "cancelled", "dead_lettered"}
     assert {is_try(row) for row in journal.deliveries} == {True, False}
     assert max(row["depth"] for row in journal.messages) > 3
     assert None in {type_of(journal, row) for row in journal.deliveries}
+    messages, deliveries = len(journal.messages), len(journal.deliveries)
+    evidence(COMPARED, seeds=1, messages=messages, deliveries=deliveries)
 
 
 def test_throughput(journal: Journal) -> None:

@@ -31,6 +31,8 @@ from msgbus.journal.operations import AddDeadLetter, AddDelivery
 from msgbus.messages import metadata_of
 from msgbus.pipeline import Pipeline, Projection, fold
 from msgbus.testing.journals.kit import TIME
+from tests.counts import count
+from tests.evidence import Evidence
 from tests.spark.kit import append, with_journal
 
 
@@ -210,13 +212,14 @@ def test_a_replay_has_the_bounds_of_the_fold(pipe: Pipeline, path: Path) -> None
 
 
 @settings(
-    max_examples=8,
+    max_examples=count(5, 200),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(history=histories())
 def test_random_histories_with_late_doubled_and_dead_events_give_the_rows_of_the_fold(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
+    evidence: Evidence,
     history: tuple[list[Record], list[int]],
 ) -> None:
     records, lost = history
@@ -235,6 +238,7 @@ def test_random_histories_with_late_doubled_and_dead_events_give_the_rows_of_the
     counted = [one for one in first.values() if one.name != "replay.Noise"]
     keyed = [one for one in counted if one.json()["who"] is not None]
     assert sum(row.events for row in folded(made, AllWalks)) == len(keyed)
+    evidence("replays against the plain fold on random histories", histories=1, events=len(keyed))
 
 
 class AllWalks(Walks):

@@ -16,6 +16,8 @@ import pytest
 
 from msgbus import LakeBusyError, LakeDamagedError
 from msgbus.pipeline.lake import Lake, Segment
+from tests.evidence import Evidence
+from tests.spark.kit import faults
 from tests.spark.sealing import ROWS, SEGMENT, stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +66,7 @@ def seal(lake: Lake, first: int, last: int) -> None:
 
 @pytest.mark.slow
 def test_a_death_at_any_step_loses_nothing_and_doubles_nothing(
-    seal_all: Seal, tmp_path: Path
+    seal_all: Seal, tmp_path: Path, evidence: Evidence
 ) -> None:
     lake = Lake(tmp_path / "lake")
     deaths = 0
@@ -82,6 +84,8 @@ def test_a_death_at_any_step_loses_nothing_and_doubles_nothing(
     assert deaths > 10
     assert visible(lake) == Counter(range(1, ROWS + 1))
     assert not (lake.path / "_staging").exists()
+    found = faults(range(1, ROWS + 1), visible(lake).elements())
+    evidence("ranges of a lake sealed by processes that die", deaths=deaths, rows=ROWS, **found)
 
 
 @pytest.mark.slow
