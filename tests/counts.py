@@ -55,5 +55,12 @@ BUS_KILLS: Final = count(4, 60)
 ENQUEUE_KILLS: Final = count(3, 20)  # of a producer and a worker
 REPLAY_KILLS: Final = count(3, 15)  # in the middle of a replay, and as many at its beginning
 
+# Spark, whose processes are slow to start
+CLUSTER_KILLS: Final = seeds(1, 5)
+EXPORT_KILLS: Final = count(1, 6)
+STREAM_KILLS: Final = count(1, 5)
+RANDOM_JOURNALS: Final = seeds(1, 25)
+RANDOM_HISTORIES: Final = count(5, 200)
+
 # benchmarks
 ROWS: Final = 8  # in `make test`; all of them in `make stress`

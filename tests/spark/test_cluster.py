@@ -13,7 +13,7 @@ import pytest
 
 from msgbus.journal import Record, SqliteJournal
 from msgbus.pipeline import fold
-from tests.counts import seeds
+from tests.counts import CLUSTER_KILLS
 from tests.evidence import Evidence
 from tests.spark.kit import faults, records_in, with_journal
 from tests.spark.processes import Cluster, cluster, python, spark_class
@@ -70,7 +70,7 @@ def expected(records: list[Record], balances: list[dict[str, Any]]) -> dict[str,
     }
 
 
-@pytest.mark.parametrize("_", seeds(1, 5))
+@pytest.mark.parametrize("_", CLUSTER_KILLS)
 def test_a_worker_that_is_killed_in_the_middle_of_a_replay_changes_nothing(
     standalone: Cluster,
     journal: Path,

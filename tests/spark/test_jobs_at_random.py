@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from msgbus.pipeline import jobs
 from msgbus.pipeline.jobs.buckets import bucket_of, percentile
 from msgbus.pipeline.jobs.causes import cause_of
-from tests.counts import seeds
+from tests.counts import RANDOM_JOURNALS
 from tests.evidence import Evidence
 from tests.spark.tables import (
     START,
@@ -44,7 +44,7 @@ class Journal(NamedTuple):
         return found
 
 
-@pytest.fixture(scope="module", params=seeds(1, 25))
+@pytest.fixture(scope="module", params=RANDOM_JOURNALS)
 def journal(spark: SparkSession, request: pytest.FixtureRequest) -> Journal:
     messages, deliveries = random_journal(request.param, 800, SECONDS)
     # One message is gone: its tries have no type any more.

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from msgbus import pipeline
 from msgbus.pipeline.cli import main
 from msgbus.pipeline.lake import Lake, read_lake
-from tests.counts import count
+from tests.counts import EXPORT_KILLS, STREAM_KILLS
 from tests.evidence import Evidence
 from tests.spark.kit import (
     append,
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def test_an_export_that_is_killed_again_and_again_completes(
     spark: SparkSession, tmp_path: Path, evidence: Evidence
 ) -> None:
-    path, kills = tmp_path / "shop.db", count(1, 6)
+    path, kills = tmp_path / "shop.db", EXPORT_KILLS
     rows = 60 * kills
     append(path, mixed_records(rows))
     lake = Lake(tmp_path / "lake")
@@ -77,7 +77,7 @@ def test_a_stream_whose_driver_is_killed_goes_on_with_no_row_lost_or_doubled(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    journal, out, kills = tmp_path / "shop.db", tmp_path / "out", count(1, 5)
+    journal, out, kills = tmp_path / "shop.db", tmp_path / "out", STREAM_KILLS
     out.mkdir()
     size = 200 * (kills + 2)
     write_orders(journal, size)

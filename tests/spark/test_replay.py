@@ -31,7 +31,7 @@ from msgbus.journal.operations import AddDeadLetter, AddDelivery
 from msgbus.messages import metadata_of
 from msgbus.pipeline import Pipeline, Projection, fold
 from msgbus.testing.journals.kit import TIME
-from tests.counts import count
+from tests.counts import RANDOM_HISTORIES
 from tests.evidence import Evidence
 from tests.spark.kit import append, with_journal
 
@@ -212,7 +212,7 @@ def test_a_replay_has_the_bounds_of_the_fold(pipe: Pipeline, path: Path) -> None
 
 
 @settings(
-    max_examples=count(5, 200),
+    max_examples=RANDOM_HISTORIES,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(history=histories())
