@@ -77,7 +77,9 @@ def shop_of(**options: Any) -> Shop:
 async def in_a_session(shop: Shop, register: Callable[[BusSession], None]) -> Any:
     async with shop.bus.session() as session:
         register(session)
-        return await session.execute(Charge())
+        result = await session.execute(Charge())
+        _ = result.success  # looked at: else it would be collected, and told of, at any time
+        return result
 
 
 # -- 3. one function, one circuit ----------------------------------------------------------------
