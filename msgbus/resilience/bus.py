@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -311,7 +312,12 @@ class ResilientMessageBus(MessageBus):
         if isinstance(letter_id, str) and runtime is not None:
             # Called by the garbage collector, in any thread and at any moment.
             task = partial(self._mark_unanswered, letter_id)
-            runtime.call_soon(lambda: runtime.spawn(task, name="msgbus unanswered letter"))
+
+            def begin() -> None:
+                with suppress(RuntimeError):  # trio takes no task while its run ends
+                    runtime.spawn(task, name="msgbus unanswered letter")
+
+            runtime.call_soon(begin)
 
     async def _mark_unanswered(self, letter_id: str) -> None:
         try:
