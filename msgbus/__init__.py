@@ -21,6 +21,7 @@ from msgbus.errors import (
     EndpointFailedError,
     EngineFrozenError,
     EngineNotFrozenError,
+    ExpectTimeoutError,
     Fault,
     ForbiddenStatementError,
     HandlerSignatureError,
@@ -83,6 +84,7 @@ from msgbus.errors import (
     WrongLakeError,
     WrongMessageTypeError,
 )
+from msgbus.expectations import Expectation
 from msgbus.filters import Filter, RateLimitFilter, SessionFilter, TypeFilter
 from msgbus.injection import Resolver, per_message, per_session
 from msgbus.lifecycle import (
@@ -118,6 +120,8 @@ from msgbus.portal import BusPortal
 from msgbus.protocols import IMessageBus
 from msgbus.receipts import (
     DrainReport,
+    HandlerOutcome,
+    OutcomeStatus,
     PublishReceipt,
     PublishStatus,
     PublishSummary,
@@ -174,9 +178,12 @@ __all__ = [
     "EventHandlerFailedEvent",
     "EventRefusedEvent",
     "EventStream",
+    "ExpectTimeoutError",
+    "Expectation",
     "Fault",
     "Filter",
     "ForbiddenStatementError",
+    "HandlerOutcome",
     "HandlerRegistry",
     "HandlerSignatureError",
     "HandlerTimeoutError",
@@ -219,6 +226,7 @@ __all__ = [
     "NoReplierError",
     "NoRouteError",
     "NotAJournalError",
+    "OutcomeStatus",
     "PipelineError",
     "PipelineOptionError",
     "ProjectionError",

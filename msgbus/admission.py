@@ -11,6 +11,7 @@ from msgbus.receipts import PublishReceipt, PublishStatus
 if TYPE_CHECKING:
     from msgbus.clock import Clock
     from msgbus.messages import Event
+    from msgbus.outcomes import Outcomes
     from msgbus.plans import EventPlan
     from msgbus.queue import Gate
 
@@ -23,6 +24,7 @@ async def admit_event(
     *,
     may_wait: bool,
     commit: Gate | None = None,
+    outcomes: Outcomes | None = None,
 ) -> PublishReceipt:
     """Put `event` into all its queues, by each full queue's strategy.
 
@@ -35,6 +37,7 @@ async def admit_event(
         may_wait: False on a lane: then queues overflow instead of blocking, as a handler
             that waited for its own queue would wait for ever.
         commit: If given, workers wait for this gate: until the journal has the event.
+        outcomes: If given, where each handler's end is reported.
 
     Raises:
         QueueFullError: It may not wait, and the overflow is used up too.
@@ -52,7 +55,7 @@ async def admit_event(
                 await waiter.wait()
                 plan, waited_for = replan(), plan
                 if plan.queues == waited_for.queues:
-                    return _admit_or_reject(event, plan, commit)
+                    return _admit_or_reject(event, plan, commit, outcomes)
             finally:
                 waiter.leave()
         if not may_wait and refusing(plan.queues) is None:
@@ -60,17 +63,19 @@ async def admit_event(
     except BaseException:
         plan.counts.rejected += 1  # cancelled, full or closed: nothing was published
         raise
-    return _admit_or_reject(event, plan, commit)
+    return _admit_or_reject(event, plan, commit, outcomes)
 
 
-def _admit_or_reject(event: Event, plan: EventPlan, commit: Gate | None) -> PublishReceipt:
+def _admit_or_reject(
+    event: Event, plan: EventPlan, commit: Gate | None, outcomes: Outcomes | None
+) -> PublishReceipt:
     full = refusing(plan.queues)
     if full is not None:
         plan.counts.rejected += 1
         reason = f"the queue of {full.name} is full ({full.max_size} events)"
         return PublishReceipt(PublishStatus.REJECTED, reason=reason)
     plan.count_admitted()
-    dropped = admit(plan.queues, plan.items(event, commit))
+    dropped = admit(plan.queues, plan.items(event, commit, outcomes))
     if not dropped:
         return plan.receipt
     return PublishReceipt(PublishStatus.DROPPED, handlers=plan.receipt.handlers, dropped=dropped)

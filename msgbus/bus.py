@@ -17,6 +17,7 @@ from msgbus.context import current_frame
 from msgbus.core import BusCore, Phase
 from msgbus.errors import BusStateError, ConfigurationError, Fault
 from msgbus.events import EventSide
+from msgbus.expectations import Expectation, Where
 from msgbus.filters import FilterLike
 from msgbus.injection import Call, Providers, Resolver
 from msgbus.journaled import JournalSide
@@ -245,6 +246,16 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
     @override
     def stream(self, event_type: type[E] | str, *, buffer: int = 1000) -> EventStream[E]:
         return EventStream(self._core, event_type, buffer, self._register)
+
+    @override
+    def expect(
+        self,
+        event_type: type[E] | str,
+        *,
+        where: Where[E] | None = None,
+        timeout: float | None = None,
+    ) -> Expectation[E]:
+        return Expectation(self._core, event_type, where, timeout, self._register)
 
     def portal(self) -> BusPortal:
         """The same bus for other threads, with blocking calls.

@@ -30,6 +30,7 @@ from msgbus.sending import E, SendingMethods
 
 if TYPE_CHECKING:
     from msgbus.bus import MessageBus
+    from msgbus.expectations import Expectation, Where
     from msgbus.session import BusSession
     from msgbus.streams import EventStream
 
@@ -310,6 +311,16 @@ class Context(SendingMethods, Generic[Bus_co]):
     @override
     def stream(self, event_type: type[E] | str, *, buffer: int = 1000) -> EventStream[E]:
         return self.bus.stream(event_type, buffer=buffer)
+
+    @override
+    def expect(
+        self,
+        event_type: type[E] | str,
+        *,
+        where: Where[E] | None = None,
+        timeout: float | None = None,
+    ) -> Expectation[E]:
+        return self.bus.expect(event_type, where=where, timeout=timeout)
 
     @contextmanager
     def handling(self, event: Event) -> Generator[None]:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from msgbus.clock import Clock
     from msgbus.config import BusConfig
     from msgbus.durability.hub import Durability
+    from msgbus.expectations import Watch
     from msgbus.injection import Providers
     from msgbus.registry import IRegistry
     from msgbus.runtime import Runtime
@@ -83,7 +84,8 @@ class BusCore(Quiescence):
         """Pairs that were finished when the bus began to stop."""
         self.sessions_observe_commands = 0
         """Handlers of sessions that want to hear of commands."""
-        self.streams: set[EventStream[Any]] = set()
+        self.streams: set[EventStream[Any] | Watch[Any]] = set()
+        """Those who read events from outside, and are told when there will be no more."""
         self.version = 0
         """Grows with every change, so that sessions know when their plans are old."""
         self.commands: dict[type, CommandPlan] = {}
@@ -280,6 +282,16 @@ class BusCore(Quiescence):
         if self.durability is not None:
             self.durability.registered(registration, session_id)
         return Subscription(self, registration, session_id)
+
+    def unsubscribe(self, registration: Registration, session_id: str | None) -> None:
+        """Take a handler away at once; what is queued for it is given up."""
+        self.registry.remove(registration, session_id)
+        lane = self.lanes.get((registration, session_id))
+        if lane is not None:
+            lane.leave()
+        session = None if session_id is None else self.sessions.get(session_id)
+        if session is not None:
+            session.disown(registration)
 
     # -- life ----------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ MsgBusError
 │  └─ TicketNotFoundError        no command of this id was enqueued here (LookupError)
 ├─ StoredMessageError            a message that cannot be encoded or decoded; `.message_id`
 ├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
+├─ ExpectTimeoutError            no event that fits came in time; `.seen` (TimeoutError)
 ├─ DeadLetterError               a dead letter cannot be used as asked
 │  ├─ LetterNotFoundError        no letter has this id (LookupError)
 │  ├─ LetterStateError           the letter is not dead, so this cannot be done to it
@@ -660,6 +661,17 @@ class SettleTimeoutError(MsgBusError, TimeoutError):
         super().__init__(
             f"Not settled after {seconds:g} s. Still at work: {', '.join(busy) or 'nothing known'}."
         )
+
+
+class ExpectTimeoutError(MsgBusError, TimeoutError):
+    """No event that fits came in time; `seen` counts those that did not fit."""
+
+    def __init__(self, target: str, *, seconds: float, seen: int) -> None:
+        self.target = target
+        self.seconds = seconds
+        self.seen = seen
+        others = f" {seen} came that did not fit where=." if seen else ""
+        super().__init__(f"No {target} that fits was published within {seconds:g} s.{others}")
 
 
 class DeadLetterError(MsgBusError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ from msgbus.messages import (
     set_meta,
 )
 from msgbus.metadata import ROOT
+from msgbus.outcomes import Outcomes, waiting_on_lane
 from msgbus.plans import EventPlan
 from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary, Undelivered
 from msgbus.schedule import Schedule, check_delay
@@ -60,6 +62,7 @@ class EventSide(SendingMethods):
         topic: str | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        wait: bool = False,
     ) -> PublishReceipt:
         plan = self._events.get(type(event))
         outer = current_frame.get()
@@ -72,7 +75,9 @@ class EventSide(SendingMethods):
         else:
             plan = self.prepare_event(event, outer, headers, topic)
         if delay is not None or at is not None:
-            return await self._schedule_event(event, plan, delay, at)
+            return await self._schedule_event(event, plan, delay, at, wait=wait)
+        if wait:
+            return await self._publish_and_wait(event, plan, outer)
         if self._filters:
             return await self._filter_and_admit(event, plan, outer)
         # The common cases, in place: room everywhere, and then the same as `queue.push`.
@@ -167,15 +172,30 @@ class EventSide(SendingMethods):
         session = self._core.sessions.get(meta.session_id) if meta.session_id else None
         return self._core.event_plan(type(event), session, meta.topic)
 
-    async def _filter_and_admit(
+    async def _publish_and_wait(
         self, event: Event, plan: EventPlan, outer: Frame | None
+    ) -> PublishReceipt:
+        self._core.require_runtime()
+        outcomes = Outcomes()
+        with waiting_on_lane(outer, plan.lanes, type(event)):
+            receipt = await self._filter_and_admit(event, plan, outer, outcomes)
+            if not receipt.accepted or receipt.duplicate:
+                return receipt
+            return replace(receipt, outcomes=await outcomes.wait())
+
+    async def _filter_and_admit(
+        self,
+        event: Event,
+        plan: EventPlan,
+        outer: Frame | None,
+        outcomes: Outcomes | None = None,
     ) -> PublishReceipt:
         limit = self._core.config.slow_publish
         if limit is None:
-            return await self._filter_then_admit(event, plan, outer)
+            return await self._filter_then_admit(event, plan, outer, outcomes)
         began = self._core.clock.now()
         try:
-            return await self._filter_then_admit(event, plan, outer)
+            return await self._filter_then_admit(event, plan, outer, outcomes)
         finally:
             seconds = self._core.clock.now() - began
             if seconds > limit:
@@ -189,7 +209,7 @@ class EventSide(SendingMethods):
                 )
 
     async def _filter_then_admit(
-        self, event: Event, plan: EventPlan, outer: Frame | None
+        self, event: Event, plan: EventPlan, outer: Frame | None, outcomes: Outcomes | None
     ) -> PublishReceipt:
         refused = await self.ask_filters(event, plan)
         if refused is not None:
@@ -200,7 +220,7 @@ class EventSide(SendingMethods):
         except BusClosedError:
             plan.counts.rejected += 1
             raise
-        return await self._admit(event, plan, outer)
+        return await self._admit(event, plan, outer, outcomes)
 
     async def ask_filters(self, event: Event, plan: EventPlan) -> PublishReceipt | None:
         """The receipt of the filter that turns `event` away, if one does; for the bus's parts."""
@@ -215,11 +235,17 @@ class EventSide(SendingMethods):
                 return PublishReceipt(PublishStatus.FILTERED, reason=filter_name(predicate))
         return None
 
-    async def _admit(self, event: Event, plan: EventPlan, outer: Frame | None) -> PublishReceipt:
+    async def _admit(
+        self,
+        event: Event,
+        plan: EventPlan,
+        outer: Frame | None,
+        outcomes: Outcomes | None = None,
+    ) -> PublishReceipt:
         durability = self._core.durability
         if durability is not None and not isinstance(event, SystemEvent):
-            return await durability.publisher.publish(event, plan, outer)
-        return await self.admit(event, plan, outer)
+            return await durability.publisher.publish(event, plan, outer, outcomes)
+        return await self.admit(event, plan, outer, outcomes=outcomes)
 
     async def admit(
         self,
@@ -229,6 +255,7 @@ class EventSide(SendingMethods):
         commit: Gate | None = None,
         *,
         may_wait: bool = True,
+        outcomes: Outcomes | None = None,
     ) -> PublishReceipt:
         """Put `event` into the queues of its handlers in this process; for the bus's parts."""
         may_wait = may_wait and (outer is None or not outer.on_lane)
@@ -241,12 +268,24 @@ class EventSide(SendingMethods):
 
         if not may_wait:
             return await admit_event(
-                event, plan, replan, self._core.clock, may_wait=False, commit=commit
+                event,
+                plan,
+                replan,
+                self._core.clock,
+                may_wait=False,
+                commit=commit,
+                outcomes=outcomes,
             )
         self._core.waiting_publishers += 1
         try:
             return await admit_event(
-                event, plan, replan, self._core.clock, may_wait=True, commit=commit
+                event,
+                plan,
+                replan,
+                self._core.clock,
+                may_wait=True,
+                commit=commit,
+                outcomes=outcomes,
             )
         finally:
             self._core.waiting_publishers -= 1
@@ -263,8 +302,17 @@ class EventSide(SendingMethods):
                 )
 
     async def _schedule_event(
-        self, event: Event, plan: EventPlan, delay: float | None, at: datetime | None
+        self,
+        event: Event,
+        plan: EventPlan,
+        delay: float | None,
+        at: datetime | None,
+        *,
+        wait: bool,
     ) -> PublishReceipt:
+        if wait:
+            message = "wait=True waits for handlers now: leave it out, or delay= and at=."
+            raise ValueError(message)
         if delay is not None and at is not None:
             message = "Give delay= or at=, not both."
             raise ValueError(message)

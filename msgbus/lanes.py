@@ -189,8 +189,21 @@ class Lane:
 
     def waits_behind(self, event: Event) -> bool:
         """Whether it cannot go on before higher handlers are done with `event`."""
-        return any(worker.at_gate is event for worker in self.workers) or any(
-            type(item) is Gated and item.event is event for item in self.queue.items
+        return any(
+            worker.at_gate is not None and worker.at_gate.event is event for worker in self.workers
+        ) or any(type(item) is Gated and item.event is event for item in self.queue.items)
+
+    @property
+    def holds_others(self) -> bool:
+        """Whether handlers of lower priority wait for what it has in hand."""
+        return any(item.holds_others for worker in self.workers for item in worker.gated)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether something that it is to handle waits for handlers of higher priority."""
+        at_gate = [worker.at_gate for worker in self.workers]
+        return self.queue.has_gated and any(
+            type(item) is Gated and item.is_held for item in (*at_gate, *self.queue.items)
         )
 
     @contextmanager

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from msgbus.injection import Call
     from msgbus.lanes import Lane
     from msgbus.messages import Event
+    from msgbus.outcomes import Outcomes
     from msgbus.registrations import Registration
     from msgbus.telemetry.stats import CommandCounts, EventCounts
 
@@ -53,6 +54,7 @@ class EventPlan:
         "admitted",
         "durable",
         "is_plain",
+        "lanes",
         "only",
         "queues",
         "receipt",
@@ -64,6 +66,7 @@ class EventPlan:
         self._counts = counts
         self.admitted = 0
         """Events admitted on the fast path since the last `settle_accounts`."""
+        self.lanes = tuple(lanes)
         self.queues = tuple(lane.queue for lane in lanes)
         self.durable = durable
         """How many more handlers will find it in the journal."""
@@ -99,14 +102,20 @@ class EventPlan:
         self._counts.pairs -= len(self.queues)
         self._counts.rejected += 1
 
-    def items(self, event: Event, commit: Gate | None = None) -> Sequence[Event | Gated]:
+    def items(
+        self, event: Event, commit: Gate | None = None, outcomes: Outcomes | None = None
+    ) -> Sequence[Event | Gated]:
         """The event as it goes into each queue: behind gates if priorities differ.
 
-        With `commit`, all of them wait for that gate too.
+        With `commit`, all of them wait for that gate too; with `outcomes`, each of them reports
+        there how its handler ended.
         """
-        if commit is None and len(set(self._priorities)) <= 1:
+        if commit is None and outcomes is None and len(set(self._priorities)) <= 1:
             return (event,) * len(self.queues)
-        return gate_by_priority(event, self._priorities, commit)
+        items = gate_by_priority(event, self._priorities, commit)
+        if outcomes is not None:
+            outcomes.collect(items, [queue.name for queue in self.queues])
+        return items
 
 
 @final

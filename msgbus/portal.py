@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from msgbus.bus import MessageBus
+    from msgbus.expectations import Where
     from msgbus.runtime import Runtime
     from msgbus.streams import EventStream
 
@@ -60,6 +61,20 @@ class BusPortal:
     def stream(self, event_type: type[E] | str, *, buffer: int = 1000) -> BlockingStream[E]:
         """Events as an iterator: `with portal.stream(OrderPlaced) as events:`."""
         return BlockingStream(self.bus.stream(event_type, buffer=buffer), self)
+
+    def expect(
+        self,
+        event_type: type[E] | str,
+        *,
+        where: Where[E] | None = None,
+        timeout: float | None = None,
+    ) -> E:
+        """Wait for the next event that fits; it looks from the moment of this call."""
+
+        async def wait() -> E:
+            return await self.bus.expect(event_type, where=where, timeout=timeout)
+
+        return self.wait(wait)
 
     def wait(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The value of a coroutine function, run on the bus's event loop.

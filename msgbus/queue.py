@@ -74,7 +74,17 @@ class Gated:
     behind a gate that opens once the event is committed.
     """
 
-    __slots__ = ("_later", "_report", "attempt", "commit", "error", "event", "gate", "is_handled")
+    __slots__ = (
+        "_later",
+        "_report",
+        "attempt",
+        "commit",
+        "error",
+        "event",
+        "gate",
+        "is_filtered",
+        "is_handled",
+    )
 
     def __init__(
         self,
@@ -96,6 +106,8 @@ class Gated:
         """The number of the first try of this delivery."""
         self.is_handled = False
         """Whether the handler succeeded, or did not want it."""
+        self.is_filtered = False
+        """Whether the handler's own filter turned it away."""
         self.error: BaseException | None = None
         """What it failed with."""
 
@@ -115,6 +127,16 @@ class Gated:
             if gate is not None and gate.remaining:
                 return gate
         return None
+
+    @property
+    def holds_others(self) -> bool:
+        """Whether handlers of lower priority wait for this one."""
+        return bool(self._later)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits for handlers of higher priority."""
+        return self.gate is not None and self.gate is not self.commit and self.gate.remaining > 0
 
     def let_others_pass(self) -> None:
         """Handlers of lower priority need not wait for this one any longer."""

@@ -38,6 +38,37 @@ class Undelivered:
     handler: str
 
 
+class OutcomeStatus(Enum):
+    """How one handler ended with one event."""
+
+    DONE = "done"
+    """The handler succeeded."""
+
+    FAILED = "failed"
+    """The handler failed for good, after its retries; `error` says why."""
+
+    TIMED_OUT = "timed out"
+    """The handler ran out of time, after its retries."""
+
+    FILTERED = "filtered"
+    """The handler's own filter turned the event away."""
+
+    DROPPED = "dropped"
+    """The event fell out of a full queue, or was cut off because the handler, its session or
+    the bus ended."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HandlerOutcome:
+    """How one handler ended with an event that was published with `wait=True`."""
+
+    handler: str
+    status: OutcomeStatus
+    error: str = ""
+    """The error it failed with, redacted."""
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class PublishReceipt:
@@ -62,6 +93,9 @@ class PublishReceipt:
 
     duplicate: bool = False
     """The journal had this message already; nobody gets it again."""
+
+    outcomes: tuple[HandlerOutcome, ...] = ()
+    """With `wait=True`: how each handler in memory ended, highest priority first."""
 
     @property
     def accepted(self) -> bool:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from msgbus.durability.tickets import Ticket
+    from msgbus.expectations import Expectation, Where
     from msgbus.receipts import PublishReceipt, PublishSummary
     from msgbus.results import CommandResult
     from msgbus.streams import EventStream
@@ -74,6 +75,7 @@ class SendingMethods(Protocol):
         topic: str | None = None,
         delay: float | None = None,
         at: datetime | None = None,
+        wait: bool = False,
     ) -> PublishReceipt:
         """Put `event` into the queue of each of its handlers; they run later.
 
@@ -87,6 +89,9 @@ class SendingMethods(Protocol):
             topic: The topic to publish under, instead of the class's own; the event keeps it.
             delay: Seconds to wait before it is published; `unschedule` takes it back.
             at: The time at which to publish it; must know its time zone.
+            wait: Return once every handler in memory is done with this event, with the outcome
+                of each in `receipt.outcomes`. Durable handlers read the journal and are not
+                waited for. A wait that is cancelled takes nothing back.
 
         Raises:
             WrongMessageTypeError: It is no event.
@@ -95,6 +100,9 @@ class SendingMethods(Protocol):
             SessionClosedError: The session is not open.
             QueueFullError: A queue is full and waiting is impossible: in a handler whose
                 overflow is used up, or before `start`.
+            InsideHandlerError: With `wait=True`, the event handler that calls this would wait
+                for itself, by way of its own queue or of another handler that waits for it.
+            BusNotStartedError: With `wait=True`, nobody would handle it.
         """
         ...
 
@@ -170,5 +178,30 @@ class SendingMethods(Protocol):
 
         Raises:
             ValueError: `buffer` is below 1.
+        """
+        ...
+
+    def expect(
+        self,
+        event_type: type[E] | str,
+        *,
+        where: Where[E] | None = None,
+        timeout: float | None = None,
+    ) -> Expectation[E]:
+        """The next event that fits: `paid = await bus.expect(Paid, timeout=5)`.
+
+        It looks from the moment of this call, not of the `await`: nothing that is published
+        after the call is missed. Of a class and its subclasses, or of topics; that of a session
+        looks at the session's events. On a bus with a journal it sees what this process publishes.
+
+        Args:
+            event_type: A class of events, or a topic pattern.
+            where: A condition on the event, sync or async; what it raises is raised by `await`.
+            timeout: Seconds from this call.
+
+        Raises:
+            ConfigurationError: `event_type` is no class of events.
+            ExpectTimeoutError: By `await`: none came in time.
+            BusClosedError: By `await`: the bus or the session ended before one came.
         """
         ...

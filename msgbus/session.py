@@ -12,6 +12,7 @@ from uuid_utils import uuid7
 
 from msgbus.context import current_frame, fix_in_frame
 from msgbus.errors import DuplicateSessionError, SessionClosedError
+from msgbus.expectations import Expectation, Where
 from msgbus.injection import Provider, Providers
 from msgbus.keeper import Keeper
 from msgbus.lifecycle import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
@@ -351,6 +352,18 @@ class BusSession(SendingMethods, Registrar[Subscription]):
     def stream(self, event_type: type[E] | str, *, buffer: int = 1000) -> EventStream[E]:
         return EventStream(
             self._core, event_type, buffer, self._register, session_id=self.session_id
+        )
+
+    @override
+    def expect(
+        self,
+        event_type: type[E] | str,
+        *,
+        where: Where[E] | None = None,
+        timeout: float | None = None,
+    ) -> Expectation[E]:
+        return Expectation(
+            self._core, event_type, where, timeout, self._register, session_id=self.session_id
         )
 
     async def settled(self, timeout: float | None = None) -> None:

@@ -40,8 +40,8 @@ class Worker:
         """Events taken from the queue and not finished."""
         self.cut_off = 0
         """Events that it lost when its task was cancelled by others than the bus."""
-        self.at_gate: Event | None = None
-        """The event that it cannot handle before others of higher priority have."""
+        self.at_gate: Gated | None = None
+        """What it cannot handle before others of higher priority have."""
         self.gated: Sequence[Gated] = ()
         """What it has in hand that others may be waiting for."""
 
@@ -108,6 +108,8 @@ class Worker:
                 if predicate is not None and not await passes(predicate, event):
                     if not lane.is_dead:
                         counts.filtered += 1
+                    if gated is not None:
+                        gated.is_filtered = True
                     continue
                 value = await invoke(event)
                 if value is not None and type(value) is CoroutineType:
@@ -136,7 +138,7 @@ class Worker:
             began = ended
 
     async def _pass_gate(self, gated: Gated) -> None:
-        self.at_gate = gated.event
+        self.at_gate = gated
         try:
             while (gate := gated.closed_gate) is not None:
                 await gate.wait()
@@ -167,13 +169,14 @@ class Worker:
 class ListWorker(Worker):
     """Takes lists of events, for handlers registered with `batch=True`."""
 
-    __slots__ = ("_errors",)
+    __slots__ = ("_errors", "_filtered")
 
     async def take_turn(self) -> None:
         """Handle one list of up to `batch_size` events."""
         lane = self._lane
         counts = lane.queue.counts
         self._errors: dict[int, BaseException] = {}
+        self._filtered: set[int] = set()
         taken: list[Event | Gated] = []
         try:
             await self._collect(taken)
@@ -202,6 +205,7 @@ class ListWorker(Worker):
         for item in taken:
             if type(item) is Gated:
                 item.error = self._errors.get(id(item.event))
+                item.is_filtered = id(item.event) in self._filtered
                 item.is_handled = all_tried and item.error is None
                 item.done()
 
@@ -238,7 +242,7 @@ class ListWorker(Worker):
             if gate is not None:
                 if taken and gate is not head.commit:
                     return False
-                self.at_gate = head.event
+                self.at_gate = head
                 try:
                     await gate.wait()
                 finally:
@@ -287,7 +291,9 @@ class ListWorker(Worker):
                 raise
             if passed:
                 wanted.append(event)
-            elif not lane.is_dead:
+                continue
+            self._filtered.add(id(event))
+            if not lane.is_dead:
                 lane.queue.counts.filtered += 1
                 self.in_hand -= 1
         return wanted

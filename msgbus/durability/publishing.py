@@ -14,6 +14,7 @@ import anyio
 
 from msgbus.durability.batching import Batch
 from msgbus.durability.transactions import current_transaction
+from msgbus.errors import BusStateError
 from msgbus.journal.operations import Append, Operation
 from msgbus.messages import metadata_of
 from msgbus.queue import Gate
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
     from msgbus.journal.records import Ack, Record
     from msgbus.messages import Event
+    from msgbus.outcomes import Outcomes
     from msgbus.plans import EventPlan
 
 
@@ -73,7 +75,9 @@ class Publisher:
         self.appended = 0
         """The highest offset that this bus was given."""
 
-    async def publish(self, event: Event, plan: EventPlan, outer: Frame | None) -> PublishReceipt:
+    async def publish(
+        self, event: Event, plan: EventPlan, outer: Frame | None, outcomes: Outcomes | None = None
+    ) -> PublishReceipt:
         """As `bus.publish`, behind the filters.
 
         Raises:
@@ -82,8 +86,14 @@ class Publisher:
         """
         transaction = current_transaction.get()
         if transaction is not None and transaction.hub is self._hub:
+            if outcomes is not None:
+                message = (
+                    "publish(wait=True) inside bus.transaction() would wait for handlers that "
+                    "get the event only when the block has ended. Publish it without wait=True."
+                )
+                raise BusStateError(message)
             return await transaction.publish(event)
-        placed = await self.place(event, plan, outer)
+        placed = await self.place(event, plan, outer, outcomes=outcomes)
         if isinstance(placed, PublishReceipt):
             return placed
         return (await self.commit((), [placed]))[0]
@@ -102,12 +112,20 @@ class Publisher:
         return summary
 
     async def place(
-        self, event: Event, plan: EventPlan, outer: Frame | None, *, may_wait: bool = True
+        self,
+        event: Event,
+        plan: EventPlan,
+        outer: Frame | None,
+        *,
+        may_wait: bool = True,
+        outcomes: Outcomes | None = None,
     ) -> Placed | PublishReceipt:
         """Give `event` its place in the queues; the receipt if it gets none."""
         record = self._hub.codec.encode(event, time=self._hub.core.clock.time())
         gate = Gate(1)
-        receipt = await self._hub.core.bus.admit(event, plan, outer, gate, may_wait=may_wait)
+        receipt = await self._hub.core.bus.admit(
+            event, plan, outer, gate, may_wait=may_wait, outcomes=outcomes
+        )
         if not receipt.accepted:
             return receipt
         return Placed(event, record, plan, receipt, gate)

@@ -26,7 +26,7 @@ from msgbus import (
 from msgbus.sending import SendingMethods
 from tests.fakes import OrderPlaced, OrderShipped, conserves, let_others_run
 
-NAMES = ["execute", "call", "publish", "publish_many", "request", "enqueue", "stream"]
+NAMES = ["execute", "call", "publish", "publish_many", "request", "enqueue", "stream", "expect"]
 
 
 class Ask(Command[str]):
@@ -199,7 +199,7 @@ async def test_streams_of_a_long_session_are_forgotten_one_by_one() -> None:
         assert not inside._own
 
 
-@pytest.mark.parametrize("name", NAMES[:-1])
+@pytest.mark.parametrize("name", NAMES[:-2])
 async def test_a_closed_session_sends_nothing(name: str) -> None:
     bus = MessageBus()
     message: Any = [] if name == "publish_many" else Ask()
