@@ -14,6 +14,7 @@ from benchmarks.timing import Handler, Run, Side, compare
 from msgbus import CallNext, MessageBus, Middleware
 
 BARE: Final = "await handlers[type(m)](m)"
+SAME: Final = Add(left=1, right=2)
 
 
 @asynccontextmanager
@@ -66,6 +67,18 @@ async def execute(handler: Handler, *, middleware: int = 0) -> AsyncGenerator[Ru
 
 
 @asynccontextmanager
+async def execute_again(handler: Handler) -> AsyncGenerator[Run]:
+    """Each object that it is given was executed before."""
+    async with new_bus(handler) as bus:
+
+        async def run(messages: Sequence[Any]) -> None:
+            for _ in messages:
+                await bus.execute(SAME)
+
+        yield run
+
+
+@asynccontextmanager
 async def execute_failing(handler: Handler) -> AsyncGenerator[Run]:
     async with new_bus(handler) as bus:
 
@@ -91,6 +104,9 @@ async def call(handler: Handler) -> AsyncGenerator[Run]:
 
 BASELINE: Final = Side(open=bare, build=subjects.commands, handler=subjects.add)
 FAILING: Final = Side(open=bare_failing, build=subjects.commands, handler=subjects.fail)
+
+
+FRESH: Final = Side(open=execute, build=subjects.commands, handler=subjects.add)
 
 
 def row(
@@ -123,12 +139,23 @@ def plain(handler: Handler) -> Side:
 
 
 ROWS: Final = (
-    row("execute", "execute, no middleware", plain(subjects.add), budget=8, aim=6),
+    row("execute", "execute, no middleware", plain(subjects.add), budget=7, aim=6),
     row("middleware3", "execute, 3 middleware", with_middleware(3), budget=12, aim=10),
     row("middleware10", "execute, 10 middleware", with_middleware(10)),
     row("call", "call", Side(open=call, build=subjects.commands, handler=subjects.add)),
     row("injected", "execute, injected dependency", plain(subjects.add_with_offset)),
-    row("context", "execute, context parameter", plain(subjects.add_with_context)),
+    row("context", "execute, context parameter", plain(subjects.add_with_context), budget=11),
+    Row(
+        name="commands.again",
+        title="execute, the same object again",
+        baseline="execute, a fresh object",
+        measure=partial(
+            compare,
+            FRESH,
+            Side(open=execute_again, build=subjects.commands, handler=subjects.add),
+        ),
+        budget=1.15,
+    ),
     row(
         "failing",
         "execute, handler raises",

@@ -12,9 +12,13 @@ from benchmarks import subjects
 from benchmarks.rows import Row
 from benchmarks.subjects import Added
 from benchmarks.timing import Handler, Run, Side, compare
-from msgbus import MessageBus
+from msgbus import BusConfig, MessageBus, QueueConfig
 
 QUEUE: Final = "queue.put, get, await"
+BOUNDED_QUEUE: Final = "bounded queues, put, get, await"
+SAME: Final = Added(left=1, right=2)
+FULL_AT: Final = 200
+"""Events that a queue holds in the rows about full ones: far fewer than are published."""
 
 
 @asynccontextmanager
@@ -42,8 +46,34 @@ async def queue_and_worker(handler: Handler) -> AsyncGenerator[Run]:
 
 
 @asynccontextmanager
-async def publish(handler: Handler, *, handlers: int = 1) -> AsyncGenerator[Run]:
-    async with MessageBus() as bus:
+async def full_queues(handler: Handler, *, handlers: int) -> AsyncGenerator[Run]:
+    """Bounded queues, each with its worker, and a publisher that is faster than they are."""
+    queues: list[asyncio.Queue[Any]] = [asyncio.Queue(FULL_AT) for _ in range(handlers)]
+
+    async def work(queue: asyncio.Queue[Any]) -> None:
+        while True:
+            await handler(await queue.get())
+
+    async def run(messages: Sequence[Any]) -> None:
+        for message in messages:
+            for queue in queues:
+                await queue.put(message)
+        while not all(queue.empty() for queue in queues):  # noqa: ASYNC110 (as above)
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work(queue)) for queue in queues]
+        await asyncio.sleep(0)
+        yield run
+        for task in tasks:
+            task.cancel()
+
+
+@asynccontextmanager
+async def publish(
+    handler: Handler, *, handlers: int = 1, config: BusConfig | None = None
+) -> AsyncGenerator[Run]:
+    async with MessageBus(config) as bus:
         for number, each in enumerate(subjects.copies(handler, handlers)):
             bus.register_event_handler(Added, each, name=f"note-{number}")
 
@@ -102,9 +132,61 @@ def to_batches(*, many: bool) -> Side:
     )
 
 
+@asynccontextmanager
+async def publish_again(handler: Handler) -> AsyncGenerator[Run]:
+    """One object, again and again."""
+    async with MessageBus() as bus:
+        bus.register_event_handler(Added, handler)
+
+        async def run(messages: Sequence[Any]) -> None:
+            for _ in messages:
+                await bus.publish(SAME)
+            await bus.settled()
+
+        yield run
+
+
+def to_full_queues(number: int) -> Row:
+    """A publisher in a tight loop, whose queues stay full."""
+    baseline = Side(
+        open=partial(full_queues, handlers=number),
+        build=subjects.events,
+        handler=subjects.note,
+        calls=number,
+    )
+    config = BusConfig(queue=QueueConfig(max_size=FULL_AT))
+    candidate = Side(
+        open=partial(publish, handlers=number, config=config),
+        build=subjects.events,
+        handler=subjects.note,
+        calls=number,
+    )
+    plural = "s" if number > 1 else ""
+    return Row(
+        name=f"events.full{number if number > 1 else ''}",
+        title=f"publish, full queue{plural}, {number} handler{plural}",
+        baseline=BOUNDED_QUEUE,
+        measure=partial(compare, baseline, candidate, messages=5_000),
+        budget=1.5,
+    )
+
+
 ROWS: Final = (
     row("publish", "publish, 1 handler", to_handlers(1), budget=1.75, aim=1.2),
     row("publish10", "publish, 10 handlers", to_handlers(10), budget=10, aim=8),
+    Row(
+        name="events.again",
+        title="publish, the same object again",
+        baseline="publish, a fresh object",
+        measure=partial(
+            compare,
+            to_handlers(1),
+            Side(open=publish_again, build=subjects.events, handler=subjects.note),
+        ),
+        budget=1.15,
+    ),
+    to_full_queues(1),
+    to_full_queues(10),
     row("batch", "publish, batch handler", to_batches(many=False), budget=0.8),
     row("batch_many", "publish_many, batch handler", to_batches(many=True), budget=0.8),
 )

@@ -92,8 +92,13 @@ class WorkNotDoneError(AssertionError):
     """A side did not handle every message: its timing would mean nothing."""
 
 
-async def compare(baseline: Side, candidate: Side, effort: Effort) -> Measurement:
-    """The candidate's time per message, in times of the baseline's."""
+async def compare(
+    baseline: Side, candidate: Side, effort: Effort, *, messages: int | None = None
+) -> Measurement:
+    """The candidate's time per message, in times of the baseline's.
+
+    With `messages`, each timing takes so many of them, however long that is.
+    """
     for side in (baseline, candidate):
         await prove(side)
     async with (
@@ -103,7 +108,7 @@ async def compare(baseline: Side, candidate: Side, effort: Effort) -> Measuremen
         plain = functools.partial(timed, run_plain, baseline.build)
         measured = functools.partial(timed, run_measured, candidate.build)
         with steady():
-            number = await _calibrate((plain, measured), effort.seconds)
+            number = messages or await _calibrate((plain, measured), effort.seconds)
             pairs: list[tuple[float, float]] = []
             for turn in range(effort.repeats):
                 if turn % 2:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from msgbus.context import Frame, current_frame, fix_in_frame
+from msgbus.context import current_frame, fix_in_frame
 from msgbus.depth import called_too_deep
 from msgbus.lifecycle import CommandResultEvent, CommandStartedEvent
 from msgbus.messages import Command, R, require_command, set_meta
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from msgbus.core import BusCore
     from msgbus.session import BusSession
 
-FOLD_MASK: Final = Durations.FOLD_AT - 1
+FOLD_AT: Final = Durations.FOLD_AT
 get_frame: Final = current_frame.get
 set_frame: Final = current_frame.set
 reset_frame: Final = current_frame.reset
@@ -43,37 +43,89 @@ class CommandSide(SendingMethods):
         self._commands: dict[type, CommandPlan] = self._core.commands
 
     @override
-    async def execute(  # noqa: C901, PLR0912, PLR0915 (the hot path, in one piece)
+    async def execute(  # noqa: C901 (the hot path, in one piece)
         self,
         command: Command[R],
         *,
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> CommandResult[R]:
-        core = self._core
-        plan = self._commands.get(type(command))
-        outer = get_frame()
+        # A plain command from outside is handled here, all others in `_run`: what only they
+        # need costs this one nothing.
         try:
-            fresh = command.__meta__ is None
-        except AttributeError:
-            fresh = False
-        seconds: float | None = None
-        if fresh and outer is None and plan is not None and timeout is None and not headers:
+            plan = self._commands[type(command)]
+            meta = command.__meta__
+        except (KeyError, AttributeError):
+            return await self._run(*self._prepare(command, timeout, headers))
+        outer = get_frame()
+        core = self._core
+        if outer is not None or timeout is not None or headers or core.watched:
+            return await self._run(*self._prepare(command, timeout, headers))
+        if meta is None:
             set_meta(command, ROOT)
-            frame: CommandResult[R] = CommandResult()
-            frame.message = command
-            frame.owner = plan
-            frame.context = None
-        else:
-            plan, frame, seconds = self._prepare(command, outer, timeout, headers)
+        elif meta is not ROOT:
+            return await self._run(*self._prepare(command, timeout, headers))
+        frame: CommandResult[R] = CommandResult()
+        frame.message = command
+        frame.owner = plan
+        frame.context = None
         counts = plan.counts
-        counts.sent = sent = counts.sent + 1
+        counts.sent += 1
+        now = self._now
+        elapsed = 0.0
+        token = set_frame(frame)
+        began = now()
+        try:
+            frame.reply = value = await plan.invoke(command)
+            if type(value) is CoroutineType:
+                value.close()
+                raise not_awaited(plan.name, command)
+            if frame.context is not None and frame.context.emitted:
+                await core.flush(frame)
+            frame.elapsed = elapsed = now() - began
+        except Exception as error:
+            elapsed = now() - began
+            counts.failed += 1
+            frame = self._failed(frame, error, elapsed)
+        except BaseException:
+            elapsed = now() - began
+            counts.cancelled += 1
+            raise
+        finally:
+            reset_frame(token)
+            recent = counts.recent
+            recent.append(elapsed)
+            if len(recent) >= FOLD_AT:
+                counts.fold()
+            if core.watched:
+                core.work_ended()
+        if core.watched:
+            self._tell_result(plan, command, frame)
+        return frame
+
+    async def _run(  # noqa: C901 (as `execute`, in one piece)
+        self,
+        plan: CommandPlan,
+        frame: CommandResult[R],
+        seconds: float | None = None,
+        fail: Callable[[CommandResult[R], Exception, float], FailedResult[R]] | None = None,
+    ) -> CommandResult[R]:
+        """Handle the command of `frame`, whatever is special about it, as `execute` does.
+
+        Args:
+            plan: How to handle it.
+            frame: The frame, which becomes the result.
+            seconds: How long it may take.
+            fail: Makes the result of a failure; `_failed` unless given.
+        """
+        core = self._core
+        command = frame.message
+        counts = plan.counts
+        counts.sent += 1
         if core.watched:
             self._tell_started(plan, command)
         token = set_frame(frame)
-        now = self._now
-        began = now()
-        elapsed = 0.0
+        began = self._now()
         try:
             if seconds is None:
                 value = await plan.invoke(command)
@@ -82,25 +134,21 @@ class CommandSide(SendingMethods):
             if type(value) is CoroutineType:
                 value.close()
                 raise not_awaited(plan.name, command)
-            if frame.context is not None:
+            if frame.context is not None and frame.context.emitted:
                 await core.flush(frame)
-            frame.elapsed = elapsed = now() - began
+            frame.elapsed = self._now() - began
             frame.reply = value
         except Exception as error:
-            elapsed = now() - began
             counts.failed += 1
-            if isinstance(error, RecursionError):
-                frame = self._failed(frame, called_too_deep(frame, error), elapsed)
-            else:
-                frame = self._failed(frame, error, elapsed)
+            elapsed = self._now() - began
+            frame = (fail or self._failed)(frame, error, elapsed)
         except BaseException:
-            elapsed = now() - began
             counts.cancelled += 1
             raise
         finally:
             reset_frame(token)
-            counts.recent.append(elapsed)
-            if not sent & FOLD_MASK:
+            counts.recent.append(self._now() - began)
+            if len(counts.recent) >= FOLD_AT:
                 counts.fold()
             if core.watched:
                 core.work_ended()
@@ -108,7 +156,7 @@ class CommandSide(SendingMethods):
             self._tell_result(plan, command, frame)
         return frame
 
-    async def perform(  # noqa: C901 (as `execute`, in one piece)
+    async def perform(
         self,
         command: Command[R],
         *,
@@ -133,56 +181,26 @@ class CommandSide(SendingMethods):
         Raises:
             MissingHandlerError: Nobody handles such commands.
         """
-        core = self._core
-        plan = core.command_plan(type(command), session)
-        frame: CommandResult[R] = QueuedResult(command, plan, attempt, retried=retried)
-        counts = plan.counts
-        counts.sent = sent = counts.sent + 1
-        counts.retried += attempt > 1
-        if core.watched:
-            self._tell_started(plan, command)
-        token = set_frame(frame)
-        began = self._now()
-        try:
-            value = await plan.invoke(command)
-            if type(value) is CoroutineType:
-                value.close()
-                raise not_awaited(plan.name, command)
-            if frame.context is not None:
-                await core.flush(frame)
-            frame.elapsed = self._now() - began
-            frame.reply = value
-        except Exception as error:
-            counts.failed += 1
-            elapsed = self._now() - began
+        plan = self._core.command_plan(type(command), session)
+        plan.counts.retried += attempt > 1
+
+        def fail(frame: CommandResult[R], error: Exception, elapsed: float) -> FailedResult[R]:
             if is_replay and frame.attempt:
-                frame = self._failed(frame, error, elapsed)
-            else:
-                text = redact_exception(error)
-                frame = FailedResult(frame, error, text, elapsed, _unconcerned)
-        except BaseException:
-            counts.cancelled += 1
-            raise
-        finally:
-            reset_frame(token)
-            counts.recent.append(self._now() - began)
-            if not sent & FOLD_MASK:
-                counts.fold()
-            if core.watched:
-                core.work_ended()
-        if core.watched:
-            self._tell_result(plan, command, frame)
-        return frame
+                return self._failed(frame, error, elapsed)
+            return FailedResult(frame, error, redact_exception(error), elapsed, _unconcerned)
+
+        frame: CommandResult[R] = QueuedResult(command, plan, attempt, retried=retried)
+        return await self._run(plan, frame, fail=fail)
 
     def _prepare(
         self,
-        command: Command[Any],
-        outer: Frame | None,
+        command: Command[R],
         timeout: float | None,
         headers: Mapping[str, str] | None,
-    ) -> tuple[CommandPlan, CommandResult[Any], float | None]:
-        """Everything that a plain command from outside does not need."""
+    ) -> tuple[CommandPlan, CommandResult[R], float | None]:
+        """The plan, the frame and the time limit of a command that is not a plain one."""
         require_command(command)
+        outer = get_frame()
         self._core.require_open("execute a command on", outer)
         meta = fix_in_frame(command, outer, headers=headers)
         session = self._core.sessions.get(meta.session_id) if meta.session_id else None
@@ -197,6 +215,8 @@ class CommandSide(SendingMethods):
 
     def _failed(self, frame: CommandResult[R], error: Exception, elapsed: float) -> FailedResult[R]:
         """The result of a command that failed for good."""
+        if isinstance(error, RecursionError):
+            error = called_too_deep(frame, error)
         return FailedResult(frame, error, redact_exception(error), elapsed, self._report_unobserved)
 
     def _report_unobserved(self, result: FailedResult[Any]) -> None:

@@ -223,6 +223,7 @@ class BusCore(Quiescence):
             name=registration.name,
             inline=registration.inline,
             threads=self._threads,
+            is_wrapped=bool(self.middleware),
         )
 
     def recorded(self, registration: Registration, call: Call) -> Call:

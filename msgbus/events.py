@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio.lowlevel
 from typing_extensions import override
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from msgbus.session import BusSession
 
 
+get_frame: Final = current_frame.get
+
+
 class EventSide(SendingMethods):
     """`publish` and `publish_many`, as part of `MessageBus`."""
 
@@ -64,20 +67,31 @@ class EventSide(SendingMethods):
         at: datetime | None = None,
         wait: bool = False,
     ) -> PublishReceipt:
-        plan = self._events.get(type(event))
-        outer = current_frame.get()
+        outer = get_frame()
+        plan: EventPlan | None
         try:
-            fresh = event.__meta__ is None
-        except AttributeError:
-            fresh = False
-        if fresh and outer is None and plan is not None and not headers and topic is None:
-            set_meta(event, ROOT)
+            plan = self._events[type(event)]
+            meta = event.__meta__
+        except (KeyError, AttributeError):
+            plan = meta = None
+        if (
+            plan is not None
+            and outer is None
+            and headers is None
+            and topic is None
+            and delay is None
+            and at is None
+            and not wait
+            and (meta is None or meta is ROOT)
+        ):
+            if meta is None:
+                set_meta(event, ROOT)
         else:
             plan = self.prepare_event(event, outer, headers, topic)
-        if delay is not None or at is not None:
-            return await self._schedule_event(event, plan, delay, at, wait=wait)
-        if wait:
-            return await self._publish_and_wait(event, plan, outer)
+            if delay is not None or at is not None:
+                return await self._schedule_event(event, plan, delay, at, wait=wait)
+            if wait:
+                return await self._publish_and_wait(event, plan, outer)
         if self._filters:
             return await self._filter_and_admit(event, plan, outer)
         # The common cases, in place: room everywhere, and then the same as `queue.push`.
@@ -148,9 +162,13 @@ class EventSide(SendingMethods):
         if plan is None or self._filters or current_frame.get() is not None:
             return False
         queue = plan.only
-        if queue is None or peek(event) is not None or len(queue.items) >= queue.fast_size:
+        if queue is None or len(queue.items) >= queue.fast_size:
             return False
-        set_meta(event, ROOT)
+        meta = peek(event)
+        if meta is None:
+            set_meta(event, ROOT)
+        elif meta is not ROOT:
+            return False
         plan.admitted += 1
         queue.push(event)
         summary.accepted += 1

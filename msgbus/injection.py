@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, final
 
-from msgbus.context import Context, context_of, current_frame
+from msgbus.context import Context, Frame, context_of, current_frame
 from msgbus.errors import BusNotStartedError, Fault, MissingProviderError, SessionClosedError
 from msgbus.keeper import enter_any
 from msgbus.signatures import Dependency, Signature, handler_name, read_dependencies
@@ -261,8 +261,18 @@ def bind(  # noqa: C901 (one decision table)
     name: str,
     inline: bool,
     threads: ThreadPool,
+    is_wrapped: bool,
 ) -> Call:
     """The handler as a function of the message alone, as direct as its needs allow.
+
+    Args:
+        handler: The handler.
+        signature: What it asks for.
+        providers: Where that comes from.
+        name: The handler's name.
+        inline: Whether a sync handler is called on the event loop.
+        threads: Where it is called otherwise.
+        is_wrapped: Whether middleware is around it, which may catch its error and go on.
 
     Raises:
         MissingProviderError: It asks for something nobody provides.
@@ -289,7 +299,7 @@ def bind(  # noqa: C901 (one decision table)
     if scoped or resolved:
         return _with_scope(call, signature.context_parameter, scoped, resolved, providers, name)
     if signature.context_parameter is not None:
-        return _with_context(call, signature.context_parameter)
+        return _with_context(call, signature.context_parameter, is_wrapped=is_wrapped)
     return call
 
 
@@ -307,15 +317,16 @@ def _from_sync(
     return call_inline if inline else call_in_thread
 
 
-def _current_context() -> Context:
-    frame = current_frame.get()
-    assert frame is not None  # noqa: S101 (the bus sets it before it calls a handler)
-    return context_of(frame)
+def _with_context(call: Callable[..., Awaitable[Any]], parameter: str, *, is_wrapped: bool) -> Call:
+    # The bus sets the frame before it calls a handler.
+    get_frame = cast("Callable[[], Frame]", current_frame.get)
 
+    def call_directly(message: Any) -> Awaitable[Any]:
+        # If it fails, the whole frame is given up, and what it emitted with it.
+        return call(message, **{parameter: context_of(get_frame())})
 
-def _with_context(call: Callable[..., Awaitable[Any]], parameter: str) -> Call:
     async def call_with_context(message: Any) -> Any:
-        context = _current_context()
+        context = context_of(get_frame())
         before = len(context.emitted)
         try:
             return await call(message, **{parameter: context})
@@ -324,7 +335,7 @@ def _with_context(call: Callable[..., Awaitable[Any]], parameter: str) -> Call:
             del context.emitted[before:]
             raise
 
-    return call_with_context
+    return call_with_context if is_wrapped else call_directly
 
 
 def _with_scope(
@@ -336,7 +347,7 @@ def _with_scope(
     name: str,
 ) -> Call:
     async def call_in_scope(message: Any) -> Any:
-        context = _current_context()
+        context = context_of(cast("Frame", current_frame.get()))
         before = len(context.emitted)
         arguments: dict[str, Any] = {} if parameter is None else {parameter: context}
         try:

@@ -247,6 +247,8 @@ class BoundedEventQueue:
             if self._held:
                 item.let_others_pass()
         self.items.append(item)
+        if self.waiting:
+            self._see_to_watch()
         if self.sleepers:
             self.sleepers.pop().wake()
         elif self.on_work is not None:
@@ -267,8 +269,11 @@ class BoundedEventQueue:
             log.error("queue_callback_failed", handler=self.name, error=redact_exception(error))
 
     def _see_to_watch(self) -> None:
-        """Bring up to date what the hot paths ask."""
-        self.is_watched = bool(self.waiting) or self._is_high
+        """Bring up to date what the hot paths ask.
+
+        Who waits for room is told when there is some, not of each item that is taken then.
+        """
+        self.is_watched = self._is_high or (bool(self.waiting) and not self.has_room)
         self.fast_size = 0 if self.waiting else min(self._room, self.alarm - 1)
 
     def hold(self) -> None:
@@ -307,8 +312,10 @@ class BoundedEventQueue:
         """Say if it is low again, and tell the first waiting publisher, if it is its turn."""
         if self._is_high and len(self.items) <= self._low:
             self._cross(self._on_low, is_high=False)
-        if self.waiting and self.waiting[0].may_go():
-            self.waiting[0].turn.set()
+        if self.waiting:
+            self._see_to_watch()
+            if self.waiting[0].may_go():
+                self.waiting[0].turn.set()
 
 
 @final

@@ -115,7 +115,7 @@ class Worker:
                 if value is not None and type(value) is CoroutineType:
                     value.close()
                     raise not_awaited(lane.name, event)
-                if frame.context is not None:
+                if frame.context is not None and frame.context.emitted:
                     await lane.host.flush(frame)
             except Exception as error:
                 lane.failed(event, error, 1)
@@ -345,7 +345,7 @@ class ListWorker(Worker):
             if value is not None and type(value) is CoroutineType:
                 value.close()
                 raise not_awaited(lane.name, events)
-            if frame.context is not None:
+            if frame.context is not None and frame.context.emitted:
                 await lane.host.flush(frame)
         except Exception as error:
             return error

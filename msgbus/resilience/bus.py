@@ -245,6 +245,7 @@ class ResilientMessageBus(MessageBus):
 
     def _failed(self, frame: CommandResult[R], error: Exception, elapsed: float) -> FailedResult[R]:
         result = super()._failed(frame, error, elapsed)
+        error = result.peek_exception()
         if isinstance(error, MessageDepthError) and frame.parent is not None:
             return result  # the outermost of the calls is kept; hundreds may be below it
         plan: CommandPlan = frame.owner
