@@ -285,6 +285,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         runtime = current_runtime()
         try:
             await core.providers.open(runtime, self._keeper)
+            core.make_handlers()
         except BaseException:
             core.providers.forget()
             keeper, self._keeper = self._keeper, self._make_keeper()

@@ -220,6 +220,7 @@ class BusCore(Quiescence):
             registration.handler,
             registration.signature,
             providers or self.providers,
+            source=registration.source,
             name=registration.name,
             inline=registration.inline,
             threads=self._threads,
@@ -279,6 +280,7 @@ class BusCore(Quiescence):
             faults = self._faults_of(registration, providers)
             if faults:
                 raise ConfigurationError(faults=faults)
+            _make(registration, providers)
         registration = self.registry.add(registration, session_id, replace=replace)
         if self.durability is not None:
             self.durability.registered(registration, session_id)
@@ -329,6 +331,12 @@ class BusCore(Quiescence):
             session = None if session_id is None else self.sessions.get(session_id)
             lane.open(self.chain(registration, session))
 
+    def make_handlers(self) -> None:
+        """Make the bus's own handler classes that are made once."""
+        for session_id, registration in self.registry.registrations():
+            if session_id is None:
+                _make(registration, self.providers)
+
     def faults(self) -> list[Fault]:
         """Everything that is wrong with the set-up."""
         found: list[Fault] = []
@@ -344,6 +352,8 @@ class BusCore(Quiescence):
     def _faults_of(self, registration: Registration, providers: Providers) -> list[Fault]:
         name = registration.name
         found = providers.faults(name, registration.signature.dependencies)
+        if registration.source is not None:
+            found += providers.faults(name, registration.source.constructor.dependencies)
         if registration.batch:
             found += batch_faults(self.middleware, registration.classes, handler=name)
         return found
@@ -417,3 +427,10 @@ class BusCore(Quiescence):
             ),
         )
         self.bus.event_failed(lane, message, error)
+
+
+def _make(registration: Registration, providers: Providers) -> None:
+    """Make a handler class that is made once, for its errors to show now."""
+    source = registration.source
+    if source is not None and providers.makes_once(source):
+        providers.made(source, registration.name)

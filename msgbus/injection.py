@@ -13,17 +13,27 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast, final
+from weakref import WeakKeyDictionary
 
 from msgbus.context import Context, Frame, context_of, current_frame
 from msgbus.errors import BusNotStartedError, Fault, MissingProviderError, SessionClosedError
 from msgbus.keeper import enter_any
-from msgbus.signatures import Dependency, Signature, handler_name, read_dependencies
+from msgbus.signatures import (
+    Dependency,
+    Signature,
+    function_of,
+    handler_name,
+    read_dependencies,
+)
 from msgbus.threads import ThreadPool
 
 if TYPE_CHECKING:
+    from msgbus.handler_classes import HandlerClass
     from msgbus.keeper import Keeper
     from msgbus.runtime import Runtime
+
+T_co = TypeVar("T_co", covariant=True)
 
 Call: TypeAlias = Callable[[Any], Awaitable[Any]]
 """A handler with everything bound: message in, awaitable out."""
@@ -44,10 +54,10 @@ class Resolver(Protocol):
 
 
 @final
-class per_message:  # noqa: N801 (reads as a word in provide={...})
-    """A provider made anew for each handling of a message, and left after it."""
+class per_message(Generic[T_co]):  # noqa: N801 (reads as a word in provide={...})
+    """A provider, or a handler class, made anew for each handling of a message."""
 
-    def __init__(self, factory: Callable[..., Any]) -> None:
+    def __init__(self, factory: Callable[..., T_co]) -> None:
         self.factory = factory
 
 
@@ -131,6 +141,8 @@ class Providers:
         parent: Providers | None = None,
     ) -> None:
         self._own = {wanted: Provider(wanted, given) for wanted, given in (provide or {}).items()}
+        self._made: WeakKeyDictionary[HandlerClass, Any] = WeakKeyDictionary()
+        """The objects of handler classes that are made once."""
         self._parent = parent
         self.resolver: Resolver | None = parent.resolver if parent is not None else resolver
 
@@ -182,7 +194,8 @@ class Providers:
                 await self._open(provider, runtime, keeper)
 
     def forget(self) -> None:
-        """What was opened is closed again: the next `open` makes it anew."""
+        """What was opened is closed again: the next `open` makes it anew, and so handlers."""
+        self._made.clear()
         for provider in self._own.values():
             if provider.factory is not None:
                 provider.is_open = False
@@ -203,38 +216,33 @@ class Providers:
         )
         provider.is_open = True
 
-    async def scoped(
-        self, dependency: Dependency, stack: AsyncExitStack, context: Context, handler: str
-    ) -> Any:
-        """The value for one handling of one message."""
-        provider = self.find(dependency)
-        if provider is None:
-            raise _missing(handler, dependency)
-        return await self._make(provider, stack, context, handler)
+    def makes_once(self, source: HandlerClass) -> bool:
+        """Whether one object of a handler class is for all messages.
 
-    async def _make(
-        self, provider: Provider, stack: AsyncExitStack, context: Context, handler: str
-    ) -> Any:
-        if provider.scope == "bus":
-            return value_of(provider, handler)
-        arguments = {
-            dependency.parameter: await self.scoped(dependency, stack, context, handler)
-            for dependency in provider.dependencies
-        }
-        if provider.context_parameter is not None:
-            arguments[provider.context_parameter] = context
-        make = functools.partial(cast("Callable[..., Any]", provider.factory), **arguments)
-        if provider.scope == "message":
-            return await enter_any(stack, make())
-        session = context.session
-        if session is None:
-            message = (
-                f"{handler} asks for something that lives per session, but "
-                f"{type(context.message).__name__} belongs to no live session. "
-                f"Send it through `async with bus.session() as s:`."
-            )
-            raise SessionClosedError(message)
-        return await session.keep(provider, make)
+        If not, it is made for each: it was registered `per_message`, or its constructor asks
+        for something that lives no longer than a message or session, such as the `Context`.
+        """
+        constructor = source.constructor
+        if source.per_message or constructor.context_parameter is not None:
+            return False
+        for dependency in constructor.dependencies:
+            provider = self.find(dependency)
+            if provider.scope != "bus" if provider is not None else self.resolves(dependency):
+                return False
+        return True
+
+    def made(self, source: HandlerClass, name: str) -> Any:
+        """The one object of a handler class, for all types it handles; made if there is none.
+
+        Raises:
+            MissingProviderError: Its constructor asks for something nobody provides.
+            BusNotStartedError: Its constructor asks for something that is not open yet.
+        """
+        if source not in self._made:
+            same = [made for one, made in self._made.items() if one.cls is source.cls]
+            needs = Needs(source.constructor, self, name)
+            self._made[source] = same[0] if same else source.cls(**needs.fixed)
+        return self._made[source]
 
 
 def value_of(provider: Provider, handler: str) -> Any:
@@ -253,11 +261,106 @@ def _missing(handler: str, dependency: Dependency) -> MissingProviderError:
     )
 
 
-def bind(  # noqa: C901 (one decision table)
+@final
+class Needs:
+    """Where the arguments of a function come from: what is known now, and what is not yet.
+
+    Raises:
+        MissingProviderError: It asks for something nobody provides.
+        BusNotStartedError: It asks for something that is not open yet.
+    """
+
+    __slots__ = ("context_parameter", "fixed", "resolved", "scoped")
+
+    def __init__(self, signature: Signature, providers: Providers, name: str) -> None:
+        self.context_parameter = signature.context_parameter
+        self.fixed: dict[str, Any] = {}
+        self.scoped: list[tuple[str, Provider]] = []
+        self.resolved: list[Dependency] = []
+        for dependency in signature.dependencies:
+            provider = providers.find(dependency)
+            if provider is not None:
+                if provider.scope == "bus":
+                    self.fixed[dependency.parameter] = value_of(provider, name)
+                else:
+                    self.scoped.append((dependency.parameter, provider))
+            elif providers.resolves(dependency):
+                self.resolved.append(dependency)
+            elif not dependency.optional:
+                raise _missing(name, dependency)
+            elif not dependency.has_default:
+                self.fixed[dependency.parameter] = None
+
+
+@final
+class _Handling:
+    """One handling of one message: what is made for it is made once, and left after it."""
+
+    __slots__ = ("_context", "_get", "_made", "_name", "_providers", "_stack")
+
+    def __init__(
+        self, providers: Providers, stack: AsyncExitStack, context: Context, name: str
+    ) -> None:
+        self._providers = providers
+        self._stack = stack
+        self._context = context
+        self._name = name
+        self._made: dict[Provider, Any] = {}
+        self._get: Callable[[type], Awaitable[Any]] | None = None
+
+    async def arguments(self, needs: Needs) -> dict[str, Any]:
+        """The arguments of one function."""
+        arguments = dict(needs.fixed)
+        if needs.context_parameter is not None:
+            arguments[needs.context_parameter] = self._context
+        for parameter, provider in needs.scoped:
+            arguments[parameter] = await self._value(provider)
+        for dependency in needs.resolved:
+            arguments[dependency.parameter] = await self._resolve(dependency.wanted)
+        return arguments
+
+    async def _resolve(self, wanted: type) -> Any:
+        if self._get is None:
+            resolver = cast("Resolver", self._providers.resolver)
+            self._get = await self._stack.enter_async_context(resolver.open(self._context))
+        return await self._get(wanted)
+
+    async def _value(self, provider: Provider) -> Any:
+        if provider.scope == "bus":
+            return value_of(provider, self._name)
+        if provider not in self._made:
+            self._made[provider] = await self._make(provider)
+        return self._made[provider]
+
+    async def _make(self, provider: Provider) -> Any:
+        arguments: dict[str, Any] = {}
+        for dependency in provider.dependencies:
+            inner = self._providers.find(dependency)
+            if inner is None:
+                raise _missing(self._name, dependency)
+            arguments[dependency.parameter] = await self._value(inner)
+        if provider.context_parameter is not None:
+            arguments[provider.context_parameter] = self._context
+        make = functools.partial(cast("Callable[..., Any]", provider.factory), **arguments)
+        if provider.scope == "message":
+            return await enter_any(self._stack, make())
+        session = self._context.session
+        if session is None:
+            message = (
+                f"{self._name} asks for something that lives per session, but "
+                f"{type(self._context.message).__name__} belongs to no live session. "
+                f"Send it through `async with bus.session() as s:`."
+            )
+            raise SessionClosedError(message)
+        return await session.keep(provider, make)
+
+
+def bind(  # noqa: PLR0913 (one decision table)
     handler: Callable[..., Any],
     signature: Signature,
     providers: Providers,
     *,
+    source: HandlerClass | None = None,
     name: str,
     inline: bool,
     threads: ThreadPool,
@@ -269,6 +372,7 @@ def bind(  # noqa: C901 (one decision table)
         handler: The handler.
         signature: What it asks for.
         providers: Where that comes from.
+        source: The class it is made of, if it is a handler class.
         name: The handler's name.
         inline: Whether a sync handler is called on the event loop.
         threads: Where it is called otherwise.
@@ -278,29 +382,36 @@ def bind(  # noqa: C901 (one decision table)
         MissingProviderError: It asks for something nobody provides.
         BusNotStartedError: It asks for something that is not open yet.
     """
-    fixed: dict[str, Any] = {}
-    scoped: list[Dependency] = []
-    resolved: list[Dependency] = []
-    for dependency in signature.dependencies:
-        provider = providers.find(dependency)
-        if provider is not None:
-            if provider.scope == "bus":
-                fixed[dependency.parameter] = value_of(provider, name)
-            else:
-                scoped.append(dependency)
-        elif providers.resolves(dependency):
-            resolved.append(dependency)
-        elif not dependency.optional:
-            raise _missing(name, dependency)
-        elif not dependency.has_default:
-            fixed[dependency.parameter] = None
-    function = functools.partial(handler, **fixed) if fixed else handler
-    call = function if signature.is_async else _from_sync(function, threads, inline=inline)
-    if scoped or resolved:
-        return _with_scope(call, signature.context_parameter, scoped, resolved, providers, name)
-    if signature.context_parameter is not None:
-        return _with_context(call, signature.context_parameter, is_wrapped=is_wrapped)
-    return call
+
+    def awaitable(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
+        return function if signature.is_async else _from_sync(function, threads, inline=inline)
+
+    needs = Needs(signature, providers, name)
+    if source is None:
+        function = function_of(handler)
+    elif providers.makes_once(source):
+        function = getattr(providers.made(source, name), source.method)
+    else:
+        constructor = Needs(source.constructor, providers, name)
+
+        async def call_new(message: Any, handling: _Handling) -> Any:
+            made = source.cls(**await handling.arguments(constructor))
+            call = awaitable(getattr(made, source.method))
+            return await call(message, **await handling.arguments(needs))
+
+        return _with_scope(call_new, providers, name)
+    if needs.scoped or needs.resolved:
+        call = awaitable(function)
+
+        async def call_with_all(message: Any, handling: _Handling) -> Any:
+            return await call(message, **await handling.arguments(needs))
+
+        return _with_scope(call_with_all, providers, name)
+    if needs.fixed:
+        function = functools.partial(function, **needs.fixed)
+    if needs.context_parameter is not None:
+        return _with_context(awaitable(function), needs.context_parameter, is_wrapped=is_wrapped)
+    return awaitable(function)
 
 
 def _from_sync(
@@ -339,29 +450,14 @@ def _with_context(call: Callable[..., Awaitable[Any]], parameter: str, *, is_wra
 
 
 def _with_scope(
-    call: Callable[..., Awaitable[Any]],
-    parameter: str | None,
-    scoped: Sequence[Dependency],
-    resolved: Sequence[Dependency],
-    providers: Providers,
-    name: str,
+    call: Callable[[Any, _Handling], Awaitable[Any]], providers: Providers, name: str
 ) -> Call:
     async def call_in_scope(message: Any) -> Any:
         context = context_of(cast("Frame", current_frame.get()))
         before = len(context.emitted)
-        arguments: dict[str, Any] = {} if parameter is None else {parameter: context}
         try:
             async with AsyncExitStack() as stack:
-                for dependency in scoped:
-                    arguments[dependency.parameter] = await providers.scoped(
-                        dependency, stack, context, name
-                    )
-                if resolved:
-                    resolver = cast("Resolver", providers.resolver)
-                    get = await stack.enter_async_context(resolver.open(context))
-                    for dependency in resolved:
-                        arguments[dependency.parameter] = await get(dependency.wanted)
-                return await call(message, **arguments)
+                return await call(message, _Handling(providers, stack, context, name))
         except BaseException:
             del context.emitted[before:]
             raise

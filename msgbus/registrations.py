@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from inspect import isclass
 from types import UnionType
 from typing import Any, Union, cast, final, get_args, get_origin
 
 from msgbus.config import QueueConfig
 from msgbus.errors import ConfigurationError, Fault, HandlerSignatureError
 from msgbus.filters import FilterLike, TypeFilter
+from msgbus.handler_classes import HandlerClass
+from msgbus.injection import per_message
 from msgbus.messages import Command, Event, Message, SystemEvent
 from msgbus.routing.topics import TopicPattern
 from msgbus.signatures import Signature, handler_name, narrowed, read_handler
@@ -24,6 +27,7 @@ class Registration:
     """The class it takes; of several, the nearest that all of them are below. For a handler
     of topics, what its parameter is annotated with."""
     handler: Callable[..., Any]
+    """The function, object or class that was registered."""
     name: str
     signature: Signature
     inline: bool = False
@@ -43,6 +47,8 @@ class Registration:
     """Whether it goes on where it was after a restart, and under which name, if said."""
     subscription: Mapping[str, Any] | None = None
     """What was said of its place in the journal."""
+    source: HandlerClass | None = None
+    """How to make it, if it is a class."""
 
     @property
     def is_command(self) -> bool:
@@ -87,7 +93,7 @@ class Registration:
 
 def make_registration(
     message_type: type[Message] | tuple[type[Message], ...],
-    handler: Callable[..., Any],
+    handler: Any,
     *,
     name: str | None = None,
     batch: bool = False,
@@ -96,10 +102,15 @@ def make_registration(
 ) -> Registration:
     """Check a handler against what it is registered for, be it several classes.
 
+    A class is a handler that is yet to be made; inside `per_message`, for each message.
+
     Raises:
         HandlerSignatureError: It could never be called.
     """
     classes = message_type if isinstance(message_type, tuple) else (message_type,)
+    is_per_message = isinstance(handler, per_message)
+    if is_per_message:
+        handler = _class_per_message(cast("per_message[Any]", handler), classes[0])
     if pattern is not None:
         classes = (narrowed(handler, classes[0], batch=batch),)
     try:
@@ -118,10 +129,22 @@ def make_registration(
         name=name or handler_name(handler),
         named=name is not None,
         signature=signature,
+        source=HandlerClass(handler, per_message=is_per_message) if isclass(handler) else None,
         batch=batch,
         pattern=pattern,
         **options,
     )
+
+
+def _class_per_message(given: per_message[Any], message_type: type[Message]) -> type:
+    if not isclass(given.factory):
+        name = handler_name(given.factory)
+        text = (
+            f"per_message({name}) is registered for {message_type.__name__}, and {name} is not a "
+            f"class. A function is called for each message anyway: register it as it is."
+        )
+        raise HandlerSignatureError(text)
+    return given.factory
 
 
 def require_command_type(message_type: object) -> type[Message]:

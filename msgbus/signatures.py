@@ -8,7 +8,9 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Union, final, get_args, get_origin
+from typing import Annotated, Any, Final, Union, cast, final, get_args, get_origin
+
+from typing_extensions import is_protocol
 
 from msgbus.context import Context
 from msgbus.errors import HandlerSignatureError
@@ -41,7 +43,7 @@ class Dependency:
 @final
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How to call a handler."""
+    """How to call a handler, or to make one of its class."""
 
     is_async: bool
     context_parameter: str | None
@@ -66,27 +68,64 @@ def is_lambda(handler: Callable[..., Any]) -> bool:
     return handler_name(handler) == "<lambda>"
 
 
+def method_of(handler_class: type) -> str | None:
+    """The method of a handler class that is called for a message, if it has one.
+
+    `__call__`, else `handle`: an object that can be called is called.
+    """
+    names = {name for base in handler_class.__mro__ for name in vars(base)}
+    return next((name for name in ("__call__", "handle") if name in names), None)
+
+
+def function_of(handler: Any) -> Callable[..., Any]:
+    """The function of a handler: itself, or the method `handle` of an object that has one."""
+    if callable(handler):
+        return handler
+    method = getattr(handler, "handle", None)
+    return method if callable(method) else handler
+
+
 def source_of(handler: Callable[..., Any]) -> object:
     """The code that a handler runs, whatever data it has: equal for functions of one place."""
     plain = _plain(handler)
     code: object = getattr(plain, "__code__", None)
+    owner = _class_of(handler)
+    if owner is not None:
+        return owner.__module__, owner.__qualname__, code
     return code or (getattr(plain, "__module__", None), getattr(plain, "__qualname__", None))
 
 
-def place_of(handler: Callable[..., Any]) -> str:
-    """Where a handler is written: module and line."""
+def location_of(handler: Callable[..., Any]) -> tuple[str, int | None]:
+    """The module and line where a handler's function, or the method of its class, is written."""
     plain = _plain(handler)
     code = getattr(plain, "__code__", None)
     module = getattr(plain, "__module__", None) or "builtins"
-    return module if code is None else f"{module}, line {code.co_firstlineno}"
+    return module, None if code is None else code.co_firstlineno
+
+
+def place_of(handler: Callable[..., Any]) -> str:
+    """The same as text."""
+    module, line = location_of(handler)
+    return module if line is None else f"{module}, line {line}"
+
+
+def _class_of(handler: Any) -> type | None:
+    """The class of a handler that is a class or an object of one; `None` for functions."""
+    while isinstance(handler, functools.partial):
+        handler = cast("functools.partial[Any]", handler).func
+    if inspect.isroutine(handler):
+        return None
+    return handler if isinstance(handler, type) else cast("type", type(handler))
 
 
 def _plain(function: Callable[..., Any]) -> Any:
     """The function itself, without partials, wrappers and the object it is bound to."""
     while isinstance(function, functools.partial):
         function = function.func
-    if not inspect.isroutine(function):
-        function = type(function).__call__
+    function = function_of(function)
+    owner = _class_of(function)
+    if owner is not None:
+        function = getattr(owner, method_of(owner) or "__call__")
     function = inspect.unwrap(function)
     return getattr(function, "__func__", function)
 
@@ -111,12 +150,36 @@ def read_handler(
     Raises:
         HandlerSignatureError: It could never be called; the text says why.
     """
-    name = handler_name(handler)
-    _check_callable(handler, name, message_type)
-    message, *others = _parameters(handler, name, message_type)
-    _check_message(message, _resolve(message, handler), name, message_type, batch=batch)
-    context, dependencies = read_dependencies(handler, others, name)
-    return Signature(is_async_callable(handler), context, dependencies)
+    function, name = _readable(handler, message_type)
+    message, *others = _parameters(function, name, message_type)
+    _check_message(message, _resolve(message, function), name, message_type, batch=batch)
+    context, dependencies = read_dependencies(function, others, name)
+    return Signature(is_async_callable(function), context, dependencies)
+
+
+def read_constructor(handler_class: type) -> Signature:
+    """What the constructor of a handler class asks for.
+
+    Raises:
+        HandlerSignatureError: It could never be called; the text says why.
+    """
+    name = handler_name(handler_class)
+    if inspect.iscoroutinefunction(handler_class.__init__):
+        text = (
+            f"{name}.__init__ is async, and Python awaits no constructor. Make it `def __init__`, "
+            f"and open what it needs in a factory that it asks for: provide={{Database: "
+            f"open_database}}."
+        )
+        raise HandlerSignatureError(text)
+    if inspect.isabstract(handler_class) or is_protocol(handler_class):
+        text = f"{name} is abstract, so no handler can be made of it. Register a class below it."
+        raise HandlerSignatureError(text)
+    try:
+        parameters = list(inspect.signature(handler_class).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    context, dependencies = read_dependencies(handler_class, parameters, f"{name}.__init__")
+    return Signature(is_async=False, context_parameter=context, dependencies=dependencies)
 
 
 def narrowed(
@@ -127,9 +190,8 @@ def narrowed(
     Raises:
         HandlerSignatureError: It could never be called.
     """
-    name = handler_name(handler)
-    _check_callable(handler, name, message_type)
-    annotation = _resolve(_parameters(handler, name, message_type)[0], handler)
+    function, name = _readable(handler, message_type)
+    annotation = _resolve(_parameters(function, name, message_type)[0], function)
     if batch:
         (annotation,) = get_args(annotation) or (None,)
     if isinstance(annotation, type) and issubclass(annotation, message_type):
@@ -145,9 +207,8 @@ def taken(
     Raises:
         HandlerSignatureError: It could never be called.
     """
-    name = handler_name(handler)
-    _check_callable(handler, name, message_type)
-    annotation = _resolve(_parameters(handler, name, message_type)[0], handler)
+    function, name = _readable(handler, message_type)
+    annotation = _resolve(_parameters(function, name, message_type)[0], function)
     origin = get_origin(annotation)
     is_list = isinstance(origin, type) and issubclass(list, origin)
     if is_list:
@@ -160,19 +221,47 @@ def taken(
     return classes or (message_type,), is_list
 
 
-def _check_callable(handler: Callable[..., Any], name: str, message_type: type[Message]) -> None:
-    if inspect.isclass(handler):
+def _readable(
+    handler: Callable[..., Any], message_type: type[Message]
+) -> tuple[Callable[..., Any], str]:
+    """The function whose parameters are a handler's, and what errors call it.
+
+    Raises:
+        HandlerSignatureError: There is none.
+    """
+    function = function_of(handler)
+    name = handler_name(function)
+    if inspect.isclass(function):
+        function, name = _method(function, message_type)
+    if not callable(function):
         text = (
-            f"{name} is a class, so calling it would make an object instead of handling "
-            f"{message_type.__name__}. Register an instance: {name}(...)."
+            f"The handler for {message_type.__name__} is {handler!r}, which cannot be called, and "
+            f"has no method `handle`."
         )
         raise HandlerSignatureError(text)
-    if not callable(handler):
-        text = f"The handler for {message_type.__name__} is {handler!r}, which cannot be called."
-        raise HandlerSignatureError(text)
-    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
+    if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         text = f"{name} is a generator (it contains `yield`); a handler returns its reply."
         raise HandlerSignatureError(text)
+    return function, name
+
+
+def _method(handler_class: type, message_type: type[Message]) -> tuple[Callable[..., Any], str]:
+    """The method of a handler class, without its first parameter, before there is an object."""
+    name = handler_name(handler_class)
+    method = method_of(handler_class)
+    if method is None:
+        text = (
+            f"{name} is a class with neither `handle` nor `__call__`, so no object of it can "
+            f"handle {message_type.__name__}. "
+            f"Write: async def handle(self, message: {message_type.__name__})."
+        )
+        raise HandlerSignatureError(text)
+    found = inspect.getattr_static(handler_class, method)
+    function = getattr(handler_class, method)
+    is_bound_later = hasattr(type(found), "__get__")
+    if is_bound_later and not isinstance(found, staticmethod | classmethod):
+        function = functools.partial(function, None)
+    return function, f"{name}.{method}"
 
 
 def _parameters(
@@ -184,9 +273,11 @@ def _parameters(
         # Some builtins (list.append) tell nothing of their parameters: one is assumed.
         return [inspect.Parameter("message", inspect.Parameter.POSITIONAL_ONLY)]
     if not parameters or parameters[0].kind not in _POSITIONAL | {inspect.Parameter.VAR_POSITIONAL}:
+        *owner, short = name.rsplit(".", 1)
+        first = "self, " if owner else ""
         text = (
             f"{name} takes no positional parameter, so it cannot be given a "
-            f"{message_type.__name__}. Write: def {name}(message: {message_type.__name__})."
+            f"{message_type.__name__}. Write: def {short}({first}message: {message_type.__name__})."
         )
         raise HandlerSignatureError(text)
     return parameters
@@ -203,7 +294,7 @@ def _resolve(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
 
 
 def _evaluate(text: str, function: Callable[..., Any]) -> Any:
-    plain = _plain(function)
+    plain = _plain(function.__init__ if inspect.isclass(function) else function)
     names = dict(getattr(plain, "__globals__", {}))
     cells = getattr(plain, "__closure__", None) or ()
     code = getattr(plain, "__code__", None)
