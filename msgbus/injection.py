@@ -387,26 +387,18 @@ def bind(  # noqa: PLR0913 (one decision table)
         return function if signature.is_async else _from_sync(function, threads, inline=inline)
 
     needs = Needs(signature, providers, name)
-    if source is None:
-        function = function_of(handler)
-    elif providers.makes_once(source):
+    if source is not None and not providers.makes_once(source):
+        return _with_scope(_new(source, providers, name, awaitable), needs, providers, name)
+    function = function_of(handler)
+    if source is not None:
         function = getattr(providers.made(source, name), source.method)
-    else:
-        constructor = Needs(source.constructor, providers, name)
-
-        async def call_new(message: Any, handling: _Handling) -> Any:
-            made = source.cls(**await handling.arguments(constructor))
-            call = awaitable(getattr(made, source.method))
-            return await call(message, **await handling.arguments(needs))
-
-        return _with_scope(call_new, providers, name)
     if needs.scoped or needs.resolved:
         call = awaitable(function)
 
-        async def call_with_all(message: Any, handling: _Handling) -> Any:
-            return await call(message, **await handling.arguments(needs))
+        async def ready(_: _Handling) -> Callable[..., Awaitable[Any]]:
+            return call
 
-        return _with_scope(call_with_all, providers, name)
+        return _with_scope(ready, needs, providers, name)
     if needs.fixed:
         function = functools.partial(function, **needs.fixed)
     if needs.context_parameter is not None:
@@ -449,15 +441,36 @@ def _with_context(call: Callable[..., Awaitable[Any]], parameter: str, *, is_wra
     return call_with_context if is_wrapped else call_directly
 
 
+def _new(
+    source: HandlerClass,
+    providers: Providers,
+    name: str,
+    awaitable: Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]],
+) -> Callable[[_Handling], Awaitable[Callable[..., Awaitable[Any]]]]:
+    """Make a handler of its class for one handling."""
+    needs = Needs(source.constructor, providers, name)
+
+    async def make(handling: _Handling) -> Callable[..., Awaitable[Any]]:
+        made = source.cls(**await handling.arguments(needs))
+        return awaitable(getattr(made, source.method))
+
+    return make
+
+
 def _with_scope(
-    call: Callable[[Any, _Handling], Awaitable[Any]], providers: Providers, name: str
+    get_call: Callable[[_Handling], Awaitable[Callable[..., Awaitable[Any]]]],
+    needs: Needs,
+    providers: Providers,
+    name: str,
 ) -> Call:
     async def call_in_scope(message: Any) -> Any:
         context = context_of(cast("Frame", current_frame.get()))
         before = len(context.emitted)
         try:
             async with AsyncExitStack() as stack:
-                return await call(message, _Handling(providers, stack, context, name))
+                handling = _Handling(providers, stack, context, name)
+                call = await get_call(handling)
+                return await call(message, **await handling.arguments(needs))
         except BaseException:
             del context.emitted[before:]
             raise

@@ -12,6 +12,7 @@ from typing import (
     Generic,
     Literal,
     Protocol,
+    TypeAlias,
     TypedDict,
     TypeVar,
     cast,
@@ -21,6 +22,7 @@ from typing import (
 from typing_extensions import ParamSpec, Unpack
 
 from msgbus.errors import ConfigurationError
+from msgbus.injection import per_message
 from msgbus.messages import Command, CommandTypes, Event
 from msgbus.registrations import (
     Registration,
@@ -42,6 +44,11 @@ P = ParamSpec("P")
 C = TypeVar("C", bound=Command[Any])
 C_co = TypeVar("C_co", covariant=True)
 Reply = TypeVar("Reply")
+M_contra = TypeVar("M_contra", contravariant=True)
+M = TypeVar("M")
+Made = TypeVar("Made")
+Made_co = TypeVar("Made_co", covariant=True)
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 H = TypeVar("H", bound=Callable[..., Any])
 E = TypeVar("E", bound=Event)
@@ -104,6 +111,47 @@ class CommandClass(Protocol[C_co, Reply]):
         ...
 
 
+class _Made(Protocol[Made_co]):
+    """An object of a class, for type checkers: so a decorator of the class can give it back."""
+
+    if TYPE_CHECKING:
+
+        @property  # type: ignore[misc]
+        def __class__(self) -> type[Made_co]: ...  # type: ignore[override]
+
+
+class HasHandle(_Made[Made_co], Protocol[M_contra, T_co, Made_co]):
+    """An object whose method `handle` takes such messages, for type checkers."""
+
+    def handle(self, message: M_contra, /, *args: Any, **options: Any) -> T_co:
+        """Handle one message, or a list of them."""
+        ...
+
+
+class HasCall(_Made[Made_co], Protocol[M_contra, T_co, Made_co]):
+    """An object that is called with such messages, for type checkers."""
+
+    def __call__(self, message: M_contra, /, *args: Any, **options: Any) -> T_co:
+        """Handle one message, or a list of them."""
+        ...
+
+
+ClassOf: TypeAlias = type[HasHandle[M, T, Made]] | type[HasCall[M, T, Made]]
+"""A class of handlers, of such messages, with such a reply."""
+
+ObjectOf: TypeAlias = (
+    HasHandle[M, T, Any]
+    | ClassOf[M, T, Any]
+    | per_message[HasHandle[M, T, Any]]
+    | per_message[HasCall[M, T, Any]]
+)
+"""A handler that is not a function: an object with `handle`, or a class."""
+
+
+# In the decorators below, classes come second: type checkers report against the first or the
+# last form, and most handlers are functions.
+
+
 class HandlesDecorator(Protocol[C, Reply]):
     """Takes a handler of such commands, sync or async, and gives it back unchanged."""
 
@@ -113,6 +161,10 @@ class HandlesDecorator(Protocol[C, Reply]):
     ) -> Callable[Concatenate[C, P], Coroutine[Any, Any, Reply]]: ...
     @overload
     def __call__(
+        self, handler: ClassOf[C, Reply | Coroutine[Any, Any, Reply], Made], /
+    ) -> type[Made]: ...
+    @overload
+    def __call__(
         self, handler: Callable[Concatenate[C, P], Reply], /
     ) -> Callable[Concatenate[C, P], Reply]: ...
 
@@ -120,41 +172,61 @@ class HandlesDecorator(Protocol[C, Reply]):
 class OnDecorator(Protocol[E]):
     """Takes a handler of such events and gives it back unchanged."""
 
+    @overload
     def __call__(
-        self, handler: Callable[Concatenate[E, P], T_co], /
-    ) -> Callable[Concatenate[E, P], T_co]:
-        """Register the handler."""
-        ...
+        self, handler: Callable[Concatenate[E, P], Coroutine[Any, Any, T]], /
+    ) -> Callable[Concatenate[E, P], Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(self, handler: ClassOf[E, Any, Made], /) -> type[Made]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[E, P], T], /
+    ) -> Callable[Concatenate[E, P], T]: ...
 
 
 class OnListDecorator(Protocol[E]):
     """Takes a handler of lists of such events and gives it back unchanged."""
 
+    @overload
     def __call__(
-        self, handler: Callable[Concatenate[list[E], P], T_co], /
-    ) -> Callable[Concatenate[list[E], P], T_co]:
-        """Register the handler."""
-        ...
+        self, handler: Callable[Concatenate[list[E], P], Coroutine[Any, Any, T]], /
+    ) -> Callable[Concatenate[list[E], P], Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(self, handler: ClassOf[list[E], Any, Made], /) -> type[Made]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[list[E], P], T], /
+    ) -> Callable[Concatenate[list[E], P], T]: ...
 
 
 class OnAnyDecorator(Protocol):
     """Takes a handler of any class of events and gives it back unchanged."""
 
+    @overload
     def __call__(
-        self, handler: Callable[Concatenate[E, P], T_co], /
-    ) -> Callable[Concatenate[E, P], T_co]:
-        """Register the handler."""
-        ...
+        self, handler: Callable[Concatenate[E, P], Coroutine[Any, Any, T]], /
+    ) -> Callable[Concatenate[E, P], Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(self, handler: ClassOf[E, Any, Made], /) -> type[Made]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[E, P], T], /
+    ) -> Callable[Concatenate[E, P], T]: ...
 
 
 class OnAnyListDecorator(Protocol):
     """Takes a handler of lists of any class of events and gives it back unchanged."""
 
+    @overload
     def __call__(
-        self, handler: Callable[Concatenate[list[E], P], T_co], /
-    ) -> Callable[Concatenate[list[E], P], T_co]:
-        """Register the handler."""
-        ...
+        self, handler: Callable[Concatenate[list[E], P], Coroutine[Any, Any, T]], /
+    ) -> Callable[Concatenate[list[E], P], Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(self, handler: ClassOf[list[E], Any, Made], /) -> type[Made]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[Concatenate[list[E], P], T], /
+    ) -> Callable[Concatenate[list[E], P], T]: ...
 
 
 class Registrar(ABC, Generic[T_co]):
@@ -167,7 +239,8 @@ class Registrar(ABC, Generic[T_co]):
         self,
         command_type: CommandClass[C, Reply],
         handler: Callable[Concatenate[C, ...], Coroutine[Any, Any, Reply]]
-        | Callable[Concatenate[C, ...], Reply],
+        | Callable[Concatenate[C, ...], Reply]
+        | ObjectOf[C, Reply | Coroutine[Any, Any, Reply]],
         *,
         name: str | None = None,
         replace: bool = False,
@@ -178,8 +251,10 @@ class Registrar(ABC, Generic[T_co]):
 
         Args:
             command_type: The command; subclasses without a handler of their own come too.
-            handler: Takes the message, and by annotation a `Context` and dependencies.
-            name: Its name in logs and metrics; the function's own unless given.
+            handler: Takes the message, and by annotation a `Context` and dependencies: a function,
+                an object with `handle` or `__call__`, or a class of such objects, which is made
+                of what its constructor asks for, at start or for each message.
+            name: Its name in logs and metrics; that of the function or class unless given.
             replace: Take the place of an existing handler instead of raising.
             inline: Call a sync handler on the event loop: for trivial ones only.
             timeout: Seconds that one attempt may take.
@@ -217,7 +292,7 @@ class Registrar(ABC, Generic[T_co]):
     def register_event_handler(
         self,
         event_type: type[E] | UnionType | str,
-        handler: Callable[Concatenate[E, ...], Any],
+        handler: Callable[Concatenate[E, ...], Any] | ObjectOf[E, Any],
         *,
         batch: Literal[False] = False,
         **options: Unpack[EventOptions],
@@ -226,7 +301,7 @@ class Registrar(ABC, Generic[T_co]):
     def register_event_handler(
         self,
         event_type: type[E] | UnionType | str,
-        handler: Callable[Concatenate[list[E], ...], Any],
+        handler: Callable[Concatenate[list[E], ...], Any] | ObjectOf[list[E], Any],
         *,
         batch: Literal[True],
         **options: Unpack[EventOptions],
@@ -234,7 +309,7 @@ class Registrar(ABC, Generic[T_co]):
     def register_event_handler(
         self,
         event_type: type[Event] | UnionType | str,
-        handler: Callable[..., Any],
+        handler: Any,
         *,
         name: str | None = None,
         priority: int = 0,
@@ -259,8 +334,9 @@ class Registrar(ABC, Generic[T_co]):
 
         Args:
             event_type: The event class, several as `A | B`, or a pattern of topics.
-            handler: Takes the event, and by annotation a `Context` and dependencies.
-            name: Its name in logs and metrics; the function's own unless given.
+            handler: Takes the event, and by annotation a `Context` and dependencies: a function,
+                an object with `handle` or `__call__`, or a class of such objects.
+            name: Its name in logs and metrics; that of the function or class unless given.
             priority: Higher runs first: lower handlers get an event once all higher ones
                 are done with it.
             concurrency: How many events it may handle at once; 1 keeps publish order.
@@ -305,7 +381,7 @@ class Registrar(ABC, Generic[T_co]):
     def handles(
         self, command_type: CommandClass[C, Reply], **options: Unpack[CommandOptions]
     ) -> HandlesDecorator[C, Reply]:
-        """Decorator form of `register_command_handler`; the function stays as it is."""
+        """Decorator form of `register_command_handler`; function or class stay as they are."""
 
         def decorate(handler: H) -> H:
             self.register_command_handler(command_type, handler, **options)
@@ -416,7 +492,7 @@ class Registrar(ABC, Generic[T_co]):
         **options: Unpack[EventOptions],
     ) -> OnAnyListDecorator: ...
     def on(self, *event_types: Any, **options: Any) -> Any:
-        """Decorator form of `register_event_handler`; the function stays as it is.
+        """Decorator form of `register_event_handler`; function or class stay as they are.
 
         `on(A, B)` is the same as `on(A | B)`: one handler of both. Type checkers hold the
         parameter of a handler against up to three classes; more, and those written as

@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Union, cast, final, get_args, get_origin
+from typing import Annotated, Any, Final, Union, final, get_args, get_origin
 
 from typing_extensions import is_protocol
 
@@ -77,11 +77,11 @@ def method_of(handler_class: type) -> str | None:
     return next((name for name in ("__call__", "handle") if name in names), None)
 
 
-def function_of(handler: Any) -> Callable[..., Any]:
+def function_of(handler: Callable[..., Any]) -> Callable[..., Any]:
     """The function of a handler: itself, or the method `handle` of an object that has one."""
     if callable(handler):
         return handler
-    method = getattr(handler, "handle", None)
+    method: Callable[..., Any] | None = getattr(handler, "handle", None)
     return method if callable(method) else handler
 
 
@@ -109,13 +109,13 @@ def place_of(handler: Callable[..., Any]) -> str:
     return module if line is None else f"{module}, line {line}"
 
 
-def _class_of(handler: Any) -> type | None:
+def _class_of(handler: Callable[..., Any]) -> type | None:
     """The class of a handler that is a class or an object of one; `None` for functions."""
     while isinstance(handler, functools.partial):
-        handler = cast("functools.partial[Any]", handler).func
+        handler = handler.func
     if inspect.isroutine(handler):
         return None
-    return handler if isinstance(handler, type) else cast("type", type(handler))
+    return handler if isinstance(handler, type) else type(handler)
 
 
 def _plain(function: Callable[..., Any]) -> Any:
@@ -164,7 +164,7 @@ def read_constructor(handler_class: type) -> Signature:
         HandlerSignatureError: It could never be called; the text says why.
     """
     name = handler_name(handler_class)
-    if inspect.iscoroutinefunction(handler_class.__init__):
+    if inspect.iscoroutinefunction(inspect.getattr_static(handler_class, "__init__")):
         text = (
             f"{name}.__init__ is async, and Python awaits no constructor. Make it `def __init__`, "
             f"and open what it needs in a factory that it asks for: provide={{Database: "
@@ -256,7 +256,7 @@ def _method(handler_class: type, message_type: type[Message]) -> tuple[Callable[
             f"Write: async def handle(self, message: {message_type.__name__})."
         )
         raise HandlerSignatureError(text)
-    found = inspect.getattr_static(handler_class, method)
+    found: object = inspect.getattr_static(handler_class, method)
     function = getattr(handler_class, method)
     is_bound_later = hasattr(type(found), "__get__")
     if is_bound_later and not isinstance(found, staticmethod | classmethod):
@@ -294,7 +294,9 @@ def _resolve(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
 
 
 def _evaluate(text: str, function: Callable[..., Any]) -> Any:
-    plain = _plain(function.__init__ if inspect.isclass(function) else function)
+    if inspect.isclass(function):
+        function = inspect.getattr_static(function, "__init__")
+    plain = _plain(function)
     names = dict(getattr(plain, "__globals__", {}))
     cells = getattr(plain, "__closure__", None) or ()
     code = getattr(plain, "__code__", None)
