@@ -86,6 +86,7 @@ from msgbus.errors import (
 )
 from msgbus.expectations import Expectation
 from msgbus.filters import Filter, RateLimitFilter, SessionFilter, TypeFilter
+from msgbus.handler_info import HandlerInfo
 from msgbus.injection import Resolver, per_message, per_session
 from msgbus.lifecycle import (
     CircuitClosedEvent,
@@ -183,6 +184,7 @@ __all__ = [
     "Fault",
     "Filter",
     "ForbiddenStatementError",
+    "HandlerInfo",
     "HandlerOutcome",
     "HandlerRegistry",
     "HandlerSignatureError",

@@ -19,6 +19,7 @@ from msgbus.errors import BusStateError, ConfigurationError, Fault
 from msgbus.events import EventSide
 from msgbus.expectations import Expectation, Where
 from msgbus.filters import FilterLike
+from msgbus.handler_info import HandlerInfo, all_handlers
 from msgbus.injection import Call, Providers, Resolver
 from msgbus.journaled import JournalSide
 from msgbus.keeper import Keeper
@@ -154,6 +155,14 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         """Everything that is wrong with the set-up, without starting. Empty is good."""
         return self._core.faults()
 
+    def handlers(self) -> tuple[HandlerInfo, ...]:
+        """All handlers of the bus, then those of each live session, at this moment.
+
+        The order is stable: in each scope commands come first, then events, those of one
+        class or topic together. Open streams and expectations are handlers, too.
+        """
+        return all_handlers(self._core)
+
     # -- setting it up ---------------------------------------------------------------------
 
     def _register(self, registration: Registration, *, replace: bool = False) -> Subscription:
@@ -220,6 +229,10 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         A journal refuses two classes of one name by itself, at registration.
         """
         return self.has_transport
+
+    def policy_in_words(self, registration: Registration) -> str | None:  # noqa: ARG002 (as above)
+        """What is around a handler beside its middleware; for the bus's parts."""
+        return None
 
     def is_retried(self, registration: Registration) -> bool:  # noqa: ARG002 (for subclasses)
         """Whether what is around a handler tries again by itself."""

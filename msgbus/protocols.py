@@ -12,6 +12,7 @@ from msgbus.sending import SendingMethods
 
 if TYPE_CHECKING:
     from msgbus.filters import FilterLike
+    from msgbus.handler_info import HandlerInfo
     from msgbus.messages import Message
     from msgbus.middleware.chain import Middleware, Per
     from msgbus.receipts import DrainReport
@@ -64,6 +65,10 @@ class IMessageBus(SendingMethods, Protocol):
 
     def register_event_handler(self, event_type: Any, handler: Any) -> Any:
         """Have `handler` called for every such event."""
+        ...
+
+    def handlers(self) -> Sequence[HandlerInfo]:
+        """All handlers of the bus, then those of each live session."""
         ...
 
     @property

@@ -13,6 +13,7 @@ from uuid_utils import uuid7
 from msgbus.context import current_frame, fix_in_frame
 from msgbus.errors import DuplicateSessionError, SessionClosedError
 from msgbus.expectations import Expectation, Where
+from msgbus.handler_info import HandlerInfo, session_handlers
 from msgbus.injection import Provider, Providers
 from msgbus.keeper import Keeper
 from msgbus.lifecycle import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
@@ -245,6 +246,15 @@ class BusSession(SendingMethods, Registrar[Subscription]):
         """Register everything in `registry` for this session."""
         for _, registration in registry.registrations():
             self._register(registration)
+
+    def handlers(self, *, inherited: bool = False) -> tuple[HandlerInfo, ...]:
+        """The session's own handlers, at this moment.
+
+        Args:
+            inherited: Also the handlers of the bus that get this session's messages: all but
+                those of commands that the session handles itself.
+        """
+        return session_handlers(self._core, self, inherited=inherited)
 
     def disown(self, registration: Registration) -> None:
         """A handler of its own was closed before it."""

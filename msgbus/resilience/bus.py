@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from textwrap import indent
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 from weakref import WeakKeyDictionary
@@ -176,14 +177,25 @@ class ResilientMessageBus(MessageBus):
             return f"{message_type.__name__} has no handler on this bus."
         texts: list[str] = []
         for registration in handlers:
-            guard = self._guard(registration, None)
-            circuit = None if guard.breaker is None else guard.breaker.name
-            policy = guard.policy
-            if registration.timeout is not None:
-                policy = replace(policy, timeout=registration.timeout)
-            lines = "\n".join(f"  {line}" for line in describe(policy, circuit))
+            self._guard(registration, None)  # its circuit has its final name now
+            lines = indent(self.policy_in_words(registration), "  ")
             texts.append(f"{message_type.__name__} in {registration.name}:\n{lines}")
         return "\n".join(texts)
+
+    def policy_in_words(self, registration: Registration) -> str:
+        """What stands around one handler, outermost first; for the bus's parts."""
+        policy = self._policy_of(registration)
+        if registration.timeout is not None:
+            policy = replace(policy, timeout=registration.timeout)
+        circuit = self._circuits.name_of(registration, policy.breaker)
+        return "\n".join(describe(policy, circuit))
+
+    def _policy_of(self, registration: Registration) -> Policy:
+        policy = self._policies.of(registration)
+        if self._core.is_durable(registration) and self._tiers(registration) is not None:
+            # Its subscription tries again, and still knows after a restart how often it has.
+            return replace(policy, retry=None)
+        return policy
 
     # -- dead letters ------------------------------------------------------------------------
 
@@ -413,10 +425,7 @@ class ResilientMessageBus(MessageBus):
         return guard
 
     def _make_guard(self, registration: Registration, session: BusSession | None) -> Guard:
-        policy = self._policies.of(registration)
-        if self._core.is_durable(registration) and self._tiers(registration) is not None:
-            # Its subscription tries again, and still knows after a restart how often it has.
-            policy = replace(policy, retry=None)
+        policy = self._policy_of(registration)
         circuit: CircuitBreaker | None = None
         breaker = policy.breaker
         is_new = (

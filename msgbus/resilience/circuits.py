@@ -118,6 +118,13 @@ class Circuits:
             self._by_function[function, _config_key(breaker)] = circuit
         return circuit
 
+    def name_of(self, registration: Registration, breaker: Breaker | None) -> str | None:
+        """The name of a handler's circuit; before there is one, the name it is first offered."""
+        if isinstance(breaker, CircuitBreakerConfig):
+            known = self.known(registration, breaker)
+            return registration.name if known is None else known.name
+        return breaker.name if isinstance(breaker, CircuitBreaker) else breaker
+
     def known(
         self, registration: Registration, config: CircuitBreakerConfig
     ) -> CircuitBreaker | None:
