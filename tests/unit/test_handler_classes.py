@@ -630,20 +630,17 @@ class TestScopesAndNames:
             assert (await bus.call(Ask())).startswith("db Own ")
 
     def test_a_class_is_registered_for_an_event_once_and_names_must_differ(self) -> None:
-        def make(number: int) -> type[Any]:
-            if number:
+        class Handler:
+            async def handle(self, event: Event) -> None: ...
 
-                class Handler:
-                    async def handle(self, event: Event) -> None: ...
-            else:
+        def another() -> type[Handler]:
+            class Handler:
+                async def handle(self, event: Event) -> None: ...
 
-                class Handler:  # type: ignore[no-redef]
-                    async def handle(self, event: Event) -> None: ...
-
-            return Handler
+            return Handler  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
         bus = MessageBus()
-        one, other = make(0), make(1)
+        one, other = Handler, another()
         bus.subscribe(Happened, one)
         with pytest.raises(DuplicateHandlerError, match="already handles Happened"):
             bus.subscribe(Happened, one)

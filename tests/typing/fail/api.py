@@ -2,7 +2,7 @@
 
 from uuid import UUID, uuid4
 
-from msgbus import Command, Event, MessageBus
+from msgbus import Command, Context, Event, MessageBus, per_message
 
 
 class PlaceOrder(Command[UUID]):
@@ -45,12 +45,49 @@ bus.register_command_handler(PlaceOrder, cancel)  # expect: mypy[arg-type] pyrig
 bus.register_command_handler(PlaceOrder, number)  # expect: mypy[arg-type] pyright[reportArgumentType]
 
 
-@bus.on(OrderPlaced, OrderCancelled)  # expect: mypy[arg-type] pyright[reportArgumentType]
+@bus.on(OrderPlaced, OrderCancelled)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
 async def one_of_two(event: OrderPlaced) -> None: ...
 
 
-@bus.on(OrderPlaced)  # expect: mypy[arg-type] pyright[reportArgumentType]
+@bus.on(OrderPlaced)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
 async def wrong_event(event: OrderCancelled) -> None: ...
+
+
+@bus.handles(PlaceOrder)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType, reportUntypedClassDecorator]
+class WrongReply:
+    async def handle(self, command: PlaceOrder, context: Context) -> int:
+        return 1
+
+
+@bus.handles(PlaceOrder)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType, reportUntypedClassDecorator]
+class WrongCommand:
+    def __init__(self, sku: str) -> None: ...
+
+    async def handle(self, command: CancelOrder) -> UUID:
+        return uuid4()
+
+
+@bus.handles(PlaceOrder)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType, reportUntypedClassDecorator]
+class NoMethod:
+    pass
+
+
+@bus.on(OrderPlaced)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType, reportUntypedClassDecorator]
+class WrongEvent:
+    def __call__(self, event: OrderCancelled) -> None: ...
+
+
+@bus.on(OrderPlaced, batch=True)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType, reportUntypedClassDecorator]
+class NoList:
+    async def handle(self, event: OrderPlaced) -> None: ...
+
+
+bus.register_command_handler(PlaceOrder, WrongReply)  # expect: mypy[arg-type] pyright[reportArgumentType]
+bus.register_command_handler(PlaceOrder, WrongReply())  # expect: mypy[arg-type] pyright[reportArgumentType]
+bus.register_command_handler(PlaceOrder, per_message(WrongCommand))  # expect: mypy[arg-type] pyright[reportArgumentType]
+bus.subscribe(OrderPlaced, WrongEvent)  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType]
+bus.subscribe(OrderPlaced, per_message(WrongEvent))  # expect: mypy[arg-type] pyright[reportCallIssue, reportArgumentType]
+bus.subscribe(OrderPlaced, NoList, batch=True)  # expect: mypy[call-overload] pyright[reportCallIssue, reportArgumentType]
 
 
 bus.on(OrderPlaced, max_ahaed=500)  # expect: mypy[call-overload, call-overload] pyright[reportCallIssue]
@@ -65,7 +102,7 @@ bus.subscribe(OrderPlaced, cancelled)  # expect: mypy[arg-type] pyright[reportCa
 async def placed(command: PlaceOrder) -> None: ...
 
 
-@bus.on("shop.*")  # expect: mypy[type-var] pyright[reportArgumentType]
+@bus.on("shop.*")  # expect: mypy[type-var] pyright[reportCallIssue, reportArgumentType, reportUntypedFunctionDecorator]
 async def wrong_for_topics(command: PlaceOrder) -> None: ...
 
 

@@ -1,6 +1,7 @@
 """What type checkers must understand of the public API, with no plugin."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, assert_type
 from uuid import UUID, uuid4
 
@@ -13,6 +14,7 @@ from msgbus import (
     CreateCommand,
     DeleteCommand,
     Event,
+    HandlerInfo,
     HandlerRegistry,
     IMessageBus,
     MessageBus,
@@ -29,7 +31,7 @@ from msgbus import (
 from msgbus.durability import Ticket
 from msgbus.registrar import HandlesDecorator
 from msgbus.resilience import DeadLetterQueue, ResilientMessageBus
-from msgbus.subscriptions import Delivery
+from msgbus.subscriptions import Delivery, Mode
 
 
 class PlaceOrder(Command[UUID]):
@@ -186,6 +188,60 @@ bus.register_command_handler(CountOrders, lambda query: 0, replace=True, inline=
 assert_type(handlers.handles(OpenShop), HandlesDecorator[OpenShop, UUID])
 
 
+@bus.handles(CountOrders, replace=True)
+class CountHandler:
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def handle(self, query: CountOrders, context: Context, *, limit: int = 3) -> int:
+        return 0
+
+
+@handlers.handles(PlaceOrder, replace=True)
+@dataclass
+class PlaceHandler:
+    database: Database
+
+    async def __call__(self, command: PlaceOrder) -> UUID:
+        return uuid4()
+
+
+@bus.on(OrderPlaced)
+class Receipts:
+    def __init__(self, *args: Any) -> None: ...
+
+    async def handle(self, event: OrderPlaced) -> None: ...
+
+
+@bus.on(OrderPlaced, OrderPaid, batch=True)
+class Lists:
+    async def handle(self, events: list[OrderPlaced | OrderPaid], context: Context) -> None: ...
+
+
+@bus.on("shop.*")
+class Topics:
+    def handle(self, event: OrderPlaced) -> None: ...
+
+
+assert_type(CountHandler, type[CountHandler])
+assert_type(CountHandler(Database()).database, Database)
+assert_type(PlaceHandler(Database()).database, Database)
+assert_type(Receipts(), Receipts)
+assert_type(Lists(), Lists)
+assert_type(Topics(), Topics)
+bus.register_command_handler(CountOrders, CountHandler, replace=True)
+bus.register_command_handler(CountOrders, CountHandler(Database()), replace=True)
+bus.register_command_handler(CountOrders, per_message(CountHandler), replace=True)
+bus.register_command_handler(PlaceOrder, PlaceHandler, replace=True)
+bus.register_command_handler(PlaceOrder, per_message(PlaceHandler), replace=True)
+assert_type(bus.subscribe(OrderPlaced, per_message(Receipts), name="each"), Subscription)
+assert_type(bus.subscribe(OrderPlaced, Receipts(), name="object"), Subscription)
+assert_type(bus.subscribe("shop.*", Lists, batch=True, name="lists"), Subscription)
+assert_type(bus.subscribe("shop.*", Topics(), name="topics"), Subscription)
+assert_type(bus.handlers(), tuple[HandlerInfo, ...])
+assert_type(bus.handlers()[0].mode, Mode | None)
+
+
 async def timing(message: Any, call_next: CallNext) -> Any:
     return await call_next(message)
 
@@ -195,6 +251,7 @@ async def begin(context: Context) -> AsyncIterator[Database]:
 
 
 async def main(given: IMessageBus) -> None:
+    assert_type(given.handlers(), Sequence[HandlerInfo])
     assert_type(await bus.execute(PlaceOrder(sku="tea")), CommandResult[UUID])
     assert_type(await bus.call(PlaceOrder(sku="tea")), UUID)
     assert_type((await bus.execute(CountOrders())).value, int | None)
