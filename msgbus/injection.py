@@ -355,7 +355,7 @@ class _Handling:
         return await session.keep(provider, make)
 
 
-def bind(  # noqa: PLR0913 (one decision table)
+def bind(
     handler: Callable[..., Any],
     signature: Signature,
     providers: Providers,

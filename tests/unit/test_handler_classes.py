@@ -191,6 +191,7 @@ class TestMadeOnce:
             source=registration.source,
             name="plain",
             inline=False,
+            is_wrapped=False,
             threads=ThreadPool(1),
         )
 
