@@ -90,6 +90,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         journal: str | object | None = None,
         clock: Clock | None = None,
     ) -> None:
+        _check_config(config)
         if registry is not None:
             fix = "Give a HandlerRegistry, or all that msgbus.IRegistry has."
             require_members(registry, IRegistry, "The registry", fix)
@@ -306,6 +307,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
             raise
         core.runtime = runtime
         core.phase = Phase.RUNNING
+        core.begin()
         # A variable that has a value is cheaper to set and reset than one that has none.
         current_frame.set(current_frame.get())
         core.refresh()
@@ -339,6 +341,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
             await self._stopped.wait()
             return self._report or DrainReport()
         core.accepting = False
+        core.begin()  # if it was never started, the report says what is left
         core.phase = Phase.DRAINING
         core.refresh()
         self._schedule.close()
@@ -416,3 +419,13 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.config.name} {self._core.phase.value}>"
+
+
+def _check_config(config: object) -> None:
+    if config is None or isinstance(config, BusConfig):
+        return
+    fix = "Write MessageBus(BusConfig(...))."
+    if isinstance(config, str):
+        fix = f"A journal is given by name: MessageBus(journal={config!r})."
+    message = f"The first argument of a bus is its BusConfig, not a {type(config).__name__}. {fix}"
+    raise ConfigurationError(message)

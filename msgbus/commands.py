@@ -14,6 +14,7 @@ from msgbus.lifecycle import CommandResultEvent, CommandStartedEvent
 from msgbus.messages import Command, R, require_command, set_meta
 from msgbus.metadata import ROOT
 from msgbus.middleware.chain import not_awaited
+from msgbus.options import check_seconds
 from msgbus.plans import CommandPlan
 from msgbus.results import CommandResult, FailedResult, NestedResult, QueuedResult
 from msgbus.sending import SendingMethods
@@ -207,6 +208,7 @@ class CommandSide(SendingMethods):
         plan = self._core.command_plan(type(command), session)
         deadline: float | None = None if outer is None else outer.deadline
         if timeout is not None:
+            check_seconds("timeout", timeout)
             now = self._now()
             deadline = now + timeout if deadline is None else min(deadline, now + timeout)
             timeout = deadline - now

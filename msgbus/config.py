@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from msgbus.options import Options
 
 
 class BackpressureStrategy(Enum):
@@ -39,10 +41,8 @@ class QueueLevel:
     """Events that wait in it."""
 
 
-class QueueConfig(BaseModel):
+class QueueConfig(Options):
     """The queue of one handler."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_size: int = Field(default=10_000, ge=1)
     """Events that may wait for one handler."""
@@ -92,10 +92,8 @@ class QueueConfig(BaseModel):
         return self
 
 
-class BusConfig(BaseModel):
+class BusConfig(Options):
     """Everything about a bus that is a number or a name."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(default="msgbus", min_length=1)
     """Label in logs and metrics; give each of several buses its own."""

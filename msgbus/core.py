@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from enum import Enum
 from typing import TYPE_CHECKING, Any, final
 
@@ -54,6 +55,24 @@ class Phase(Enum):
 
 
 @final
+class Unstarted:
+    """The queues of a bus that was not started yet. Knows nothing of the bus itself."""
+
+    __slots__ = ("bus", "queues")
+
+    def __init__(self, bus: str) -> None:
+        self.bus = bus
+        self.queues: list[BoundedEventQueue] = []
+
+    def report(self) -> None:
+        """Say that the bus is gone, or the program ends, with events that nobody handled."""
+        events = sum(len(queue.items) for queue in self.queues)
+        if events:
+            fix = "`async with bus:` or `await bus.start()`"
+            log.warning("bus_never_started", bus=self.bus, events=events, fix=fix)
+
+
+@final
 class BusCore(Quiescence):
     """The shared inside of a bus. Users see `MessageBus`."""
 
@@ -96,6 +115,8 @@ class BusCore(Quiescence):
         """Everything that concerns the journal, if there is one."""
         self.depth_watch = DepthWatch(config.name, config.max_depth)
         self._threads = ThreadPool(config.max_threads)
+        self.unstarted: Unstarted | None = None
+        """What was published before the start, until there is one."""
         registry.watch(self.refresh)
 
     # -- plans ---------------------------------------------------------------------------
@@ -202,8 +223,21 @@ class BusCore(Quiescence):
             lane.is_durable = self.is_durable(registration)
             if self.runtime is not None:
                 lane.open(self.chain(registration, own))
+            elif self.phase is Phase.NEW:
+                self._remember_unstarted(queue)
             self.lanes[registration, session_id] = lane
         return lane
+
+    def _remember_unstarted(self, queue: BoundedEventQueue) -> None:
+        if self.unstarted is None:
+            self.unstarted = Unstarted(self.config.name)
+            weakref.finalize(self.bus, self.unstarted.report)
+        self.unstarted.queues.append(queue)
+
+    def begin(self) -> None:
+        """Forget what would have to be said if there were never a start."""
+        if self.unstarted is not None:
+            self.unstarted.queues.clear()
 
     def chain(self, registration: Registration, session: BusSession | None) -> Call:
         """The handler with its dependencies, inside its timeout and all its middleware."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, cast, final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
+from pydantic.errors import PydanticSchemaGenerationError
+from pydantic_core import CoreSchema
 from typing_extensions import TypeVar
 
 from msgbus.errors import (
@@ -122,6 +124,21 @@ class Message(BaseModel):
             key = cls.__wire__.key
         cls.__wire__ = Wire(name or cls.__name__, version, topic, key)
         _defined.append(None)
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: type[BaseModel], handler: GetCoreSchemaHandler, /
+    ) -> CoreSchema:
+        """The schema; a field that holds no data is an error that says so."""
+        try:
+            return handler(source)
+        except PydanticSchemaGenerationError as error:
+            what = error.message.partition("schema for ")[2].partition(". ")[0]
+            message = (
+                f"{cls.__name__} has a field of {what}, which cannot be checked or written as "
+                f"JSON. Make that a pydantic model, a dataclass or a TypedDict, or keep its id."
+            )
+            raise MessageDefinitionError(message) from None
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -259,26 +276,26 @@ class SystemEvent(Event):
 def require_command(command: object) -> None:
     """Raise unless this is a command."""
     if not isinstance(command, Command):
-        raise _wrong_type("execute takes a Command", command)
+        raise _wrong_type("execute takes a Command", "Command", command)
 
 
 def require_event(event: object) -> None:
     """Raise unless this is an event."""
     if not isinstance(event, Event):
-        raise _wrong_type("publish takes an Event", event)
+        raise _wrong_type("publish takes an Event", "Event", event)
 
 
-def _wrong_type(wanted: str, given: object) -> WrongMessageTypeError:
+def _wrong_type(wanted: str, kind: str, given: object) -> WrongMessageTypeError:
     """The error for something that is not the kind of message asked for."""
     if isinstance(given, type):
         return WrongMessageTypeError(f"{wanted}, not the class {given.__name__}: pass an instance.")
-    shown = f"{type(given).__name__} ({given!r:.60})"
-    hint = ""
+    name = type(given).__name__
+    hint = f"Define one: class Something({kind}): ..."
     if isinstance(given, Event):
-        hint = " Events are published: await bus.publish(event)."
+        hint = "Events are published: await bus.publish(event)."
     elif isinstance(given, Command):
-        hint = " Commands are executed: await bus.execute(command)."
-    return WrongMessageTypeError(f"{wanted}, not {shown}.{hint}")
+        hint = "Commands are executed: await bus.execute(command)."
+    return WrongMessageTypeError(f"{wanted}, not a {name}. {hint}")
 
 
 def first_message(handled: object) -> Message:

@@ -9,6 +9,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Final,
     Generic,
     Literal,
     Protocol,
@@ -24,10 +25,12 @@ from typing_extensions import ParamSpec, Unpack
 from msgbus.errors import ConfigurationError
 from msgbus.injection import per_message
 from msgbus.messages import Command, CommandTypes, Event
+from msgbus.options import check_seconds, refuse_unknown
 from msgbus.registrations import (
     Registration,
     make_registration,
     read_event_target,
+    refuse_function,
     require_command_type,
 )
 
@@ -101,6 +104,9 @@ class EventOptions(TypedDict, total=False):
     max_ahead: int
     loss_window: int
     watchdog: float
+
+
+EVENT_OPTIONS: Final = frozenset({*EventOptions.__annotations__, "batch"})
 
 
 class CommandClass(Protocol[C_co, Reply]):
@@ -357,6 +363,7 @@ class Registrar(ABC, Generic[T_co]):
             InvalidTopicError: The pattern is not valid.
         """
         classes, pattern = read_event_target(event_type)
+        refuse_unknown("A handler", subscription, EVENT_OPTIONS)
         _check_positive("timeout", timeout)
         _check_positive("concurrency", concurrency)
         registration = make_registration(
@@ -382,6 +389,7 @@ class Registrar(ABC, Generic[T_co]):
         self, command_type: CommandClass[C, Reply], **options: Unpack[CommandOptions]
     ) -> HandlesDecorator[C, Reply]:
         """Decorator form of `register_command_handler`; function or class stay as they are."""
+        refuse_function("handles", "PlaceOrder", command_type)
 
         def decorate(handler: H) -> H:
             self.register_command_handler(command_type, handler, **options)
@@ -498,6 +506,7 @@ class Registrar(ABC, Generic[T_co]):
         parameter of a handler against up to three classes; more, and those written as
         `A | B`, are checked when the handler is registered.
         """
+        refuse_function("on", "OrderPlaced", *event_types)
 
         def decorate(handler: H) -> H:
             self.register_event_handler(cast("Any", event_types), handler, **options)
@@ -507,6 +516,7 @@ class Registrar(ABC, Generic[T_co]):
 
 
 def _check_positive(name: str, value: float | None) -> None:
+    check_seconds(name, value)
     if value is not None and value <= 0:
         message = f"{name} must be above 0, not {value}."
         raise ConfigurationError(message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from inspect import isclass
+from inspect import isclass, isroutine
 from types import UnionType
 from typing import Any, Union, cast, final, get_args, get_origin
 
@@ -114,7 +114,9 @@ def make_registration(
     if pattern is not None:
         classes = (narrowed(handler, classes[0], batch=batch),)
     try:
-        signature, *_ = [read_handler(handler, cls, batch=batch) for cls in classes]
+        signature = read_handler(handler, classes[0], batch=batch)
+        for cls in classes[1:]:
+            read_handler(handler, cls, batch=batch)
     except HandlerSignatureError as error:
         if pattern is not None:
             error.add_note(
@@ -145,6 +147,22 @@ def _class_per_message(given: per_message[Any], message_type: type[Message]) -> 
         )
         raise HandlerSignatureError(text)
     return given.factory
+
+
+def refuse_function(decorator: str, example: str, *targets: object) -> None:
+    """Raise if a decorator was written without its parentheses, and so was given the handler.
+
+    Raises:
+        ConfigurationError: It was.
+    """
+    for target in targets:
+        if isroutine(target):
+            name = handler_name(target)
+            message = (
+                f"@bus.{decorator} above {name} needs to know what for: write "
+                f"@bus.{decorator}({example})."
+            )
+            raise ConfigurationError(message)
 
 
 def require_command_type(message_type: object) -> type[Message]:

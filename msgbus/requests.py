@@ -10,6 +10,7 @@ from typing_extensions import override
 from msgbus.context import current_frame
 from msgbus.errors import MissingHandlerError, NoReplierError
 from msgbus.messages import Command, R, require_command
+from msgbus.options import check_seconds
 from msgbus.routing.requests import CorrelationManager, RequestTransport
 from msgbus.sending import SendingMethods
 
@@ -79,6 +80,7 @@ class RequestSide(SendingMethods):
         outer = current_frame.get()
         self._core.require_open("request anything on", outer)
         correlations = self.correlations
+        check_seconds("timeout", timeout)
         seconds = correlations.timeout if timeout is None else timeout
         if outer is not None and outer.deadline is not None:
             seconds = min(seconds, outer.deadline - self._core.clock.now())

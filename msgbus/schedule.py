@@ -10,6 +10,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, final
 
 from msgbus.messages import Event, metadata_of
+from msgbus.options import check_seconds
 
 if TYPE_CHECKING:
     from msgbus.clock import Clock
@@ -163,7 +164,9 @@ def check_delay(delay: float | None) -> float:
 
     Raises:
         ValueError: It is no number of seconds.
+        TypeError: It is no number.
     """
+    check_seconds("delay", delay)
     if delay is not None and not isfinite(delay):
         message = f"delay must be a number of seconds, not {delay}."
         raise ValueError(message)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Union, final, get_args, get_origin
 
@@ -14,7 +14,7 @@ from typing_extensions import is_protocol
 
 from msgbus.context import Context
 from msgbus.errors import HandlerSignatureError
-from msgbus.messages import Message
+from msgbus.messages import Event, Message
 
 _VARIADIC: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 _POSITIONAL: Final = frozenset(
@@ -280,7 +280,28 @@ def _parameters(
             f"{message_type.__name__}. Write: def {short}({first}message: {message_type.__name__})."
         )
         raise HandlerSignatureError(text)
+    if _is_unbound(handler, name, parameters):
+        register = "subscribe" if issubclass(message_type, Event) else "register_command_handler"
+        text = (
+            f"{name} is a method without its object: there is none yet when its class is written. "
+            f"Register the method of an object, bus.{register}({message_type.__name__}, "
+            f"obj.{name.rsplit('.', 1)[-1]}), or a class with a method `handle`."
+        )
+        raise HandlerSignatureError(text)
     return parameters
+
+
+def _is_unbound(
+    handler: Callable[..., Any], name: str, parameters: Sequence[inspect.Parameter]
+) -> bool:
+    """Whether it is a function of a class body that wants to be given an object first."""
+    first = parameters[0]
+    return (
+        inspect.isfunction(handler)
+        and "." in name
+        and first.name in ("self", "cls")
+        and first.annotation is inspect.Parameter.empty
+    )
 
 
 def _resolve(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:

@@ -7,8 +7,10 @@ asked to.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import TYPE_CHECKING
 
+from msgbus.errors import MissingExtraError
 from msgbus.messages import Message
 from msgbus.pipeline.handlers import BatchHandler, MicroBatch, on_batch
 from msgbus.pipeline.projections import Projection, fold
@@ -58,13 +60,22 @@ def open(  # noqa: A001 (pipeline.open, as gzip.open)
         MissingExtraError: PySpark is not installed.
         PipelineOptionError: The URL names no file, or there is no such codec.
     """
+    _require_pyspark()
     from msgbus.pipeline.pipeline import Pipeline
 
     return Pipeline(url, spark, lake=lake, types=types, codec=codec)
 
 
+def _require_pyspark() -> None:
+    try:
+        import_module("pyspark.sql")
+    except ImportError:
+        raise MissingExtraError("pyspark", extra="spark") from None
+
+
 def register(spark: SparkSession) -> None:
     """Make `format("msgbus")` known to a session."""
+    _require_pyspark()
     from msgbus.pipeline.source import register
 
     register(spark)
@@ -74,6 +85,7 @@ if not TYPE_CHECKING:  # type checkers would accept every name, misspelt ones to
 
     def __getattr__(name: str) -> object:
         if name == "Pipeline":
+            _require_pyspark()
             from msgbus.pipeline.pipeline import Pipeline
 
             return Pipeline

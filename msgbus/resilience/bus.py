@@ -29,6 +29,7 @@ from msgbus.lifecycle import RetryScheduledEvent
 from msgbus.messages import Event, Message, R, SystemEvent, first_message, metadata_of
 from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
 from msgbus.middleware.rate_limit import RateLimitMiddleware
+from msgbus.options import refuse_unknown
 from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.circuits import Circuits
 from msgbus.resilience.dead_letters import DeadLetterQueue
@@ -117,6 +118,8 @@ class ResilientMessageBus(MessageBus):
         dead_letters: DeadLetterQueue | DeadLetterStore | Literal["auto", "memory"] | None = "auto",
         **options: Unpack[BusOptions],
     ) -> None:
+        names = (*PolicyOptions.__annotations__, "dead_letters", *BusOptions.__annotations__)
+        refuse_unknown("ResilientMessageBus", options, names)
         default = Policy(
             retry=retry,
             breaker=breaker,

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from msgbus.options import Options
 
 MESSAGE_ERRORS: Final[tuple[type[Exception], ...]] = (
     ValueError,
@@ -45,7 +47,7 @@ class RetryAttempt:
     """Seconds until the next try: the very number that is slept."""
 
 
-class RetryConfig(BaseModel):
+class RetryConfig(Options):
     """How often, and how patiently, a handler that failed is tried again.
 
     The pause doubles from `initial_delay` to `max_delay`. Any strategy of tenacity may take
@@ -54,7 +56,7 @@ class RetryConfig(BaseModel):
     circuit, a missing handler, a message that does not validate.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
     max_retries: int = Field(default=3, ge=0)
     """Tries after the first; 0 means no retry."""
@@ -91,14 +93,12 @@ class RetryConfig(BaseModel):
     """Called before each pause."""
 
 
-class CircuitBreakerConfig(BaseModel):
+class CircuitBreakerConfig(Options):
     """When a circuit opens, for how long, and what closes it again.
 
     Without a window, `failure_threshold` failures in a row open it. With a window, so many
     failures inside of it do, or, with `failure_rate`, that share of its calls.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     failure_threshold: int = Field(default=5, ge=1)
     """Failures that open the circuit: in a row, or inside the window."""
@@ -184,10 +184,8 @@ class CircuitBreakerConfig(BaseModel):
             raise ValueError(message)
 
 
-class RateLimit(BaseModel):
+class RateLimit(Options):
     """So many calls per second; a token is taken before the call begins."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     per_second: float = Field(gt=0)
     """Calls per second, in the long run."""

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from msgbus.errors import Unhandleable
 from msgbus.journal.records import AckLevel, Record
+from msgbus.options import Options
 from msgbus.subscriptions.mode import Delivery, Mode, Poison, StartAt
 
 
-class RetryTiers(BaseModel):
+class RetryTiers(Options):
     """How often, and how patiently, a message that failed is tried again.
 
     Short pauses are kept in memory. Longer ones are written to the journal, so that a restart
     neither forgets nor shortens them.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_attempts: int = Field(default=5, ge=1)
     """Tries in all, the first included; 1 means no retry."""
@@ -65,10 +64,8 @@ class RetryTiers(BaseModel):
         return self.retry_on is None or isinstance(error, self.retry_on)
 
 
-class SubscriptionConfig(BaseModel):
+class SubscriptionConfig(Options):
     """Everything about a subscription but its name and its handler."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: Mode = Mode.EXCLUSIVE
     """Who gets what, and in which order."""
