@@ -327,7 +327,8 @@ class NoRouteError(RoutingError, LookupError):
     def __init__(self, topic: str) -> None:
         self.topic = topic
         super().__init__(
-            f"No route for {topic!r}. Register one: router.register_route({topic!r}, endpoint_id)."
+            f"No route for {topic!r}. "
+            f"Register one: router.routes.register_route({topic!r}, endpoint_id)."
         )
 
 

@@ -97,8 +97,9 @@ def _parsed(lines: Iterable[str | bytes], name: str) -> list[DeadLetterEntry]:
                 break
             letter = _letter(line if isinstance(line, str) else line.decode())
         except (ValueError, RecursionError, DeadLetterError) as error:
+            problem = str(error).rstrip(".")
             raise DeadLetterError(
-                f"Line {number} of {name} is no dead letter: {error} Nothing was imported."
+                f"Line {number} of {name} is no dead letter: {problem}. Nothing was imported."
             ) from error
         if letter is None:
             continue

@@ -34,6 +34,19 @@ class Block:
     """Whether nothing but blank lines is between it and the block before."""
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A Python block that is run, and what the page says of it."""
+
+    block: Block
+
+    printed: str | None
+    """The `text` block directly after it: all that it prints."""
+
+    raised: str | None
+    """The `pytb` block directly after it: the end of the traceback; `…` stands for anything."""
+
+
 def pages() -> list[Path]:
     """README and everything in docs."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -78,17 +91,23 @@ def prose(page: Path) -> str:
     return re.sub(r"(?ms)^(`{3,})\w*[^\n]*\n.*?^\1$", "", page.read_text(encoding="utf-8"))
 
 
-def programs(page: Path) -> list[tuple[Block, str | None]]:
-    """Each Python block that is to be run, with what it must print if the page says so."""
-    found: list[tuple[Block, str | None]] = []
+def programs(page: Path) -> list[Program]:
+    """The Python blocks of a page that are to be run, in order."""
+    found: list[Program] = []
     everything = blocks(page)
     for index, block in enumerate(everything):
         if block.language != "python" or not block.is_run:
             continue
         after = everything[index + 1] if index + 1 < len(everything) else None
-        is_output = after is not None and after.follows and after.language == "text"
-        found.append((block, after.text if after is not None and is_output else None))
+        shown = {after.language: after.text} if after is not None and after.follows else {}
+        found.append(Program(block, shown.get("text"), shown.get("pytb")))
     return found
+
+
+def fits(shown: str, found: str) -> bool:
+    """Whether a text is what a page shows; `…` stands for anything on its line."""
+    parts = (re.escape(part) for part in shown.rstrip().split("…"))
+    return re.fullmatch("[^\\n]*".join(parts), found.rstrip()) is not None
 
 
 def needs_spark(code: str) -> bool:
@@ -98,7 +117,7 @@ def needs_spark(code: str) -> bool:
 
 def spark_pages() -> list[Path]:
     """The pages with code that starts Spark."""
-    return [page for page in pages() if any(needs_spark(one.text) for one, _ in programs(page))]
+    return [page for page in pages() if any(needs_spark(one.block.text) for one in programs(page))]
 
 
 def spark_examples() -> list[Path]:

@@ -1,8 +1,9 @@
 """Every Python snippet of README and docs runs, and prints what the page says it prints.
 
 The blocks of a page share one namespace, in order. A block may use `await` at top level,
-as in `python -m asyncio`. A `text` block directly after a block is its output. A page with
-tests in it is also handed to pytest, as a file, without the blocks that are no plain Python.
+as in `python -m asyncio`. A `text` block directly after a block is its output, a `pytb` block
+the error that it raises. A page with tests in it is also handed to pytest, as a file, without
+the blocks that are no plain Python.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import io
 import re
 import subprocess
 import sys
+import traceback
 from collections.abc import Generator
 from pathlib import Path
 from types import ModuleType
@@ -22,12 +24,12 @@ from types import ModuleType
 import pytest
 from starlette.testclient import TestClient
 
-from tests.docs.pages import ROOT, Block, page_id, pages, programs, spark_pages
+from tests.docs.pages import ROOT, Block, Program, fits, page_id, pages, programs, spark_pages
 
 README = ROOT / "README.md"
 # Those with Spark in them are run by tests/spark/test_guides.py, on the one session of the tests.
 PAGES = [page for page in pages() if programs(page) and page not in spark_pages()]
-TESTED = [page for page in PAGES if any("def test_" in block.text for block, _ in programs(page))]
+TESTED = [page for page in PAGES if any("def test_" in one.block.text for one in programs(page))]
 
 
 @contextlib.contextmanager
@@ -64,6 +66,20 @@ def run_block(block: Block, page: Path, module: ModuleType, runner: asyncio.Runn
     return printed.getvalue()
 
 
+def check(program: Program, page: Path, module: ModuleType, runner: asyncio.Runner) -> None:
+    """Run one block; it must print, or raise, what the page says."""
+    where = f"{page_id(page)}:{program.block.line}"
+    if program.raised is not None:
+        with pytest.raises(Exception) as caught:  # noqa: PT011 (the page says which)
+            run_block(program.block, page, module, runner)
+        raised = "".join(traceback.format_exception_only(caught.value))
+        raised = raised.removeprefix(f"{module.__name__}.")  # as in a program
+        assert fits(program.raised, raised), f"{where} raises\n{raised}"
+        return
+    printed = run_block(program.block, page, module, runner)
+    assert program.printed is None or printed == program.printed, where
+
+
 def run_file(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a program as a newcomer would: pasted into a file."""
     path = folder / "program.py"
@@ -80,16 +96,14 @@ def test_the_snippets_of_a_page_run_and_print_what_it_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # some make files
     with page_module(page) as module, asyncio.Runner() as runner:
-        for block, expected in programs(page):
-            printed = run_block(block, page, module, runner)
-
-            assert expected is None or printed == expected, f"{page_id(page)}:{block.line}"
+        for program in programs(page):
+            check(program, page, module, runner)
 
 
 @pytest.mark.parametrize("page", TESTED, ids=page_id)
 def test_the_tests_on_a_page_pass(page: Path, tmp_path: Path) -> None:
     path = tmp_path / "test_page.py"
-    plain = [block.text for block, _ in programs(page) if is_plain(block)]
+    plain = [one.block.text for one in programs(page) if is_plain(one.block)]
     path.write_text("\n\n".join(plain), encoding="utf-8")
 
     done = subprocess.run(
@@ -105,28 +119,28 @@ def test_the_tests_on_a_page_pass(page: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", pages(), ids=page_id)
 def test_no_snippet_of_a_page_escapes_by_its_spelling(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    written = len(re.findall(r"(?im)^\s*(?:```+|~~~+)\s*(?:python|py|pycon)", text))
+    written = len(re.findall(r"(?im)^\s*(?:```+|~~~+)\s*(?:python|py|pycon)\b", text))
     marked = len(re.findall(r"^<!-- not run: \S.* -->$", text, re.MULTILINE))
 
     assert written == len(programs(page)) + marked
 
 
 def test_the_program_of_the_readme_runs_as_pasted_and_prints_what_it_says(tmp_path: Path) -> None:
-    program, expected = programs(README)[0]
+    program = programs(README)[0]
 
-    done = run_file(program.text, tmp_path)
+    done = run_file(program.block.text, tmp_path)
 
-    assert (done.stdout, done.stderr) == (expected, "")
+    assert (done.stdout, done.stderr) == (program.printed, "")
 
 
 def test_the_program_of_the_readme_is_short() -> None:
-    program, _ = programs(README)[0]
+    program = programs(README)[0]
 
-    assert sum(1 for line in program.text.splitlines() if line.strip()) <= 18
+    assert sum(1 for line in program.block.text.splitlines() if line.strip()) <= 18
 
 
 def test_the_fastapi_lines_of_the_readme_answer_a_request() -> None:
-    program, *others = [block.text for block, _ in programs(README)]
+    program, *others = [one.block.text for one in programs(README)]
     (lines,) = [text for text in others if "FastAPI(" in text]
     with page_module(README) as module:
         exec(program.replace("asyncio.run(main())", ""), module.__dict__)

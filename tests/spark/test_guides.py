@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from tests.docs.pages import Block, page_id, programs, spark_examples, spark_pages
 from tests.docs.test_examples import announced
-from tests.docs.test_snippets import page_module, run_block
+from tests.docs.test_snippets import check, page_module
 from tests.spark.processes import SHORT_LIVED
 
 by_value: Any = import_module("pyspark.cloudpickle")
@@ -43,10 +43,9 @@ def test_the_snippets_of_a_page_run_and_print_what_it_says(
         # Workers cannot import a page. In a program or a notebook this is the rule for __main__.
         by_value.register_pickle_by_value(module)
         try:
-            for block, expected in programs(page):
-                printed = run_block(in_folder(block, tmp_path), page, module, runner)
-
-                assert expected is None or printed == expected, f"{page_id(page)}:{block.line}"
+            for program in programs(page):
+                block = in_folder(program.block, tmp_path)
+                check(replace(program, block=block), page, module, runner)
         finally:
             by_value.unregister_pickle_by_value(module)
     assert spark.range(1).count() == 1  # it has not been stopped
