@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
 import pytest
 from pydantic import BaseModel
@@ -150,37 +149,6 @@ def test_the_page_of_lifecycle_events_has_each_with_its_fields() -> None:
     table = [row for row in rows("lifecycle-events.md") if len(row) == 3 and row[0] != "Event"]
 
     assert {names_in(row[0])[0]: names_in(row[2]) for row in table} == expected
-
-
-# -- log events ------------------------------------------------------------------------------
-
-
-def log_calls() -> Iterator[tuple[str, str, set[str | None]]]:
-    """Name, level and keys of every call of the library's log; `None` stands for `**`."""
-    for file in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
-                continue
-            owner = node.func.value
-            is_log = isinstance(owner, ast.Name) and owner.id == "log"
-            if not (is_log or node.func.attr == "_quietly") or not node.args:
-                continue
-            name = node.args[0]
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                level = node.func.attr if is_log else "debug or info"
-                yield name.value, level, {key.arg for key in node.keywords}
-
-
-def test_the_page_of_log_events_has_each_with_its_level_and_keys() -> None:
-    called = list(log_calls())
-    page = {names_in(row[0])[0]: row for row in rows("log-events.md") if row[0].startswith("`")}
-
-    assert {(name, level) for name, level, _ in called} == {
-        (name, row[1]) for name, row in page.items()
-    }
-    for name, _, keys in called:
-        plain, written = keys - {None}, set(names_in(page[name][3]))
-        assert plain == written or (None in keys and plain < written), name
 
 
 # -- middleware ------------------------------------------------------------------------------
