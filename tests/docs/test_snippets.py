@@ -150,3 +150,30 @@ def test_the_fastapi_lines_of_the_readme_answer_a_request() -> None:
             answer = client.post("/orders", json={"sku": "tea"})
 
     assert (answer.status_code, answer.json()) == (200, "order-1")
+
+
+# -- what docs/index.md says of `python -m asyncio` --------------------------------------------
+
+
+def typed(code: str, folder: Path) -> str:
+    """What `python -m asyncio` says to code that it is given line by line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "asyncio"],
+        input=code, capture_output=True, text=True, timeout=50, check=False, cwd=folder,
+    )  # fmt: skip
+    return re.sub(r"(>>> |\.\.\. )+", "", done.stdout + done.stderr)
+
+
+def test_line_by_line_a_blank_line_ends_a_function(tmp_path: Path) -> None:
+    assert "IndentationError" in typed("def f():\n    x = 1\n\n    return x\n\n", tmp_path)
+
+
+def test_line_by_line_a_page_without_such_lines_runs_as_it_is(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "how-to" / "ask-and-wait-for-an-answer.md"
+    code = "\n".join(f"{one.block.text}\n" for one in programs(page))
+    expected = [line for one in programs(page) for line in (one.printed or "").splitlines()]
+
+    said = typed(code, tmp_path).splitlines()
+
+    if sys.version_info < (3, 13):  # from then on it takes what is pasted as a whole
+        assert [line for line in said if line in expected] == expected

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from tests.docs.pages import Block, page_id, programs, spark_examples, spark_pages
 from tests.docs.test_examples import announced
 from tests.docs.test_snippets import check, page_module
+from tests.docs.test_tutorials import TUTORIALS, follow, run_commands, steps
 from tests.spark.processes import SHORT_LIVED
 
 by_value: Any = import_module("pyspark.cloudpickle")
@@ -70,3 +71,18 @@ def test_the_examples_print_what_they_say(tmp_path: Path) -> None:
     # Nor does Spark say what nobody has asked it: that is all it has to say.
     spoken = [line for line in done.stderr.splitlines() if "send_receipt" not in line]
     assert {line.split(":")[0] for line in spoken} <= {"Picked up JAVA_TOOL_OPTIONS", "WARNING"}
+
+
+@pytest.mark.timeout(900)
+def test_the_tutorial_is_right_as_one_program_and_once_more_in_the_same_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (page,) = set(spark_pages()) & set(TUTORIALS)
+    for name, value in SHORT_LIVED.items():
+        monkeypatch.setenv(name, value)
+    whole = steps(page)[-1]
+
+    follow(page, tmp_path, [whole, whole])
+    run_commands(page, tmp_path)
+
+    assert (tmp_path / "report.html").stat().st_size > 10_000
