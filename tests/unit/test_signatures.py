@@ -126,6 +126,17 @@ class TestSignatures:
         with pytest.raises(ConfigurationError, match="above 0"):
             MessageBus().subscribe(Happened, listen, **options)
 
+    @pytest.mark.parametrize("on", [MessageBus(), MessageBus(journal="memory:"), HandlerRegistry()])
+    def test_a_misspelt_option_is_refused_with_the_one_that_is_meant(
+        self, on: MessageBus | HandlerRegistry
+    ) -> None:
+        async def listen(event: Happened) -> None: ...
+
+        options: dict[str, Any] = {"time_out": 5}
+        wanted = "no option 'time_out'. Do you mean 'timeout'\\? Its options are: name, "
+        with pytest.raises(ConfigurationError, match=wanted):
+            on.subscribe(Happened, listen, **options)
+
     def test_durable_options_need_a_journal(self) -> None:
         async def listen(event: Happened) -> None: ...
 
