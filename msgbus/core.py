@@ -356,7 +356,7 @@ class BusCore(Quiescence):
                 return
             message = f"Cannot {what} this bus: it is stopping, and takes work only from handlers."
         else:
-            message = f"Cannot {what} this bus: it has stopped."
+            message = f"Cannot {what} this bus: it has stopped. Make a new one: a bus runs once."
         raise BusClosedError(message)
 
     def open_lanes(self) -> None:

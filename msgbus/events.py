@@ -316,7 +316,10 @@ class EventSide(SendingMethods):
                 raise QueueFullError(
                     queue.name,
                     max_size=queue.max_size,
-                    reason="the bus is not started, so nobody would ever make room.",
+                    reason=(
+                        "the bus is not started, so nobody makes room. "
+                        "Start it first: `async with bus:`."
+                    ),
                 )
 
     async def _schedule_event(

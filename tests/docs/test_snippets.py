@@ -28,7 +28,11 @@ from tests.docs.pages import ROOT, Block, Program, fits, page_id, pages, program
 
 README = ROOT / "README.md"
 # Those with Spark in them are run by tests/spark/test_guides.py, on the one session of the tests.
-PAGES = [page for page in pages() if programs(page) and page not in spark_pages()]
+# Its snippets are programs with a mistake: tests/docs/test_when_it_does_not_work.py runs them.
+MISTAKES = ROOT / "docs" / "how-to" / "when-it-does-not-work.md"
+PAGES = [
+    page for page in pages() if programs(page) and page not in spark_pages() and page != MISTAKES
+]
 TESTED = [page for page in PAGES if any("def test_" in one.block.text for one in programs(page))]
 
 
