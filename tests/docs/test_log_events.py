@@ -42,7 +42,7 @@ def methods(tree: ast.Module) -> dict[str, str]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Assign):
             continue
-        levels = [one.attr for one in ast.walk(node.value) if is_method(one)]
+        levels = [level for one in ast.walk(node.value) if (level := level_of(one))]
         for target in node.targets:
             if levels and isinstance(target, ast.Attribute | ast.Name):
                 name = target.attr if isinstance(target, ast.Attribute) else target.id
@@ -50,10 +50,11 @@ def methods(tree: ast.Module) -> dict[str, str]:
     return found
 
 
-def is_method(node: ast.AST) -> bool:
-    """Whether this is `log.warning` or the like."""
-    is_level = isinstance(node, ast.Attribute) and node.attr in LEVELS
-    return is_level and isinstance(node.value, ast.Name) and node.value.id == "log"
+def level_of(node: ast.AST) -> str | None:
+    """The level of `log.warning` or the like."""
+    if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
+        return None
+    return node.attr if node.value.id == "log" and node.attr in LEVELS else None
 
 
 def keys_behind(stars: ast.expr, tree: ast.Module) -> tuple[list[str], set[str]]:
@@ -96,7 +97,8 @@ def log_calls(file: Path) -> Iterator[LogCall]:
         if not isinstance(node, ast.Call):
             continue
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if not (is_method(node.func) or name in known):
+        level = level_of(node.func) or known.get(name)
+        if level is None:
             continue
         place = f"{file.relative_to(ROOT)}:{node.lineno}"
         event = node.args[0]
@@ -110,9 +112,7 @@ def log_calls(file: Path) -> Iterator[LogCall]:
             keys, set_later = keys_behind(keyword.value, tree)
             fields += keys
             optional |= set_later
-        yield LogCall(
-            place, str(event.value), known.get(name, name), tuple(fields), frozenset(optional)
-        )
+        yield LogCall(place, str(event.value), level, tuple(fields), frozenset(optional))
 
 
 CALLS = [call for file in sorted(PACKAGE.rglob("*.py")) if file != DOOR for call in log_calls(file)]
