@@ -52,7 +52,7 @@ async def main() -> None:
 asyncio.run(main())
 # Output:
 # > handled 3 abandoned 0
-# > Cannot publish on this bus: it has stopped.
+# > Cannot publish on this bus: it has stopped. Make a new one: a bus runs once.
 # > handled 0 abandoned 3
 # > still queued: [MailQueued(to='bob'), MailQueued(to='cid')]
 # > not yet due: [MailQueued(to='dora')]
