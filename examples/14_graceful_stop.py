@@ -52,7 +52,7 @@ async def main() -> None:
 asyncio.run(main())
 # Output:
 # > handled 3 abandoned 0
-# > Cannot publish on this bus: it has stopped. Make a new one: a bus runs once.
+# > Cannot publish on this bus: it has stopped. Start it again with `await bus.start()`.
 # > handled 0 abandoned 3
 # > still queued: [MailQueued(to='bob'), MailQueued(to='cid')]
 # > not yet due: [MailQueued(to='dora')]

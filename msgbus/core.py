@@ -356,7 +356,9 @@ class BusCore(Quiescence):
                 return
             message = f"Cannot {what} this bus: it is stopping, and takes work only from handlers."
         else:
-            message = f"Cannot {what} this bus: it has stopped. Make a new one: a bus runs once."
+            message = (
+                f"Cannot {what} this bus: it has stopped. Start it again with `await bus.start()`."
+            )
         raise BusClosedError(message)
 
     def open_lanes(self) -> None:

@@ -295,7 +295,7 @@ def _wrong_type(wanted: str, kind: str, given: object) -> WrongMessageTypeError:
         hint = "Events are published: await bus.publish(event)."
     elif isinstance(given, Command):
         hint = "Commands are executed: await bus.execute(command)."
-    return WrongMessageTypeError(f"{wanted}, not a {name}. {hint}")
+    return WrongMessageTypeError(f"{wanted}, not {name}. {hint}")
 
 
 def first_message(handled: object) -> Message:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from difflib import get_close_matches
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -33,6 +32,8 @@ def refuse_unknown(what: str, given: Iterable[str], known: Collection[str]) -> N
     for name in given:
         if name in known:
             continue
+        from difflib import get_close_matches  # only where there is something wrong
+
         near = get_close_matches(name, known, n=1)
         hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(sorted(known))}."
         message = f"{what} has no option {name!r}. {hint}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
@@ -367,7 +367,6 @@ class Registrar(ABC, Generic[T_co]):
         refuse_unknown("A handler", subscription, EVENT_OPTIONS)
         _check_positive("timeout", timeout)
         _check_positive("concurrency", concurrency)
-        _check_names(subscription)
         registration = make_registration(
             classes,
             handler,
@@ -521,19 +520,4 @@ def _check_positive(name: str, value: float | None) -> None:
     check_seconds(name, value)
     if value is not None and value <= 0:
         message = f"{name} must be above 0, not {value}."
-        raise ConfigurationError(message)
-
-
-def _check_names(options: Mapping[str, object]) -> None:
-    for option in options:
-        if option in EventOptions.__annotations__:
-            continue
-        from difflib import get_close_matches  # only where there is something wrong
-
-        known = [*EventOptions.__annotations__, "batch"]
-        close = get_close_matches(option, known, 1)
-        hint = f" Do you mean {close[0]!r}?" if close else ""
-        message = (
-            f"An event handler has no option {option!r}.{hint} Its options are: {', '.join(known)}."
-        )
         raise ConfigurationError(message)

@@ -249,10 +249,10 @@ async def test_a_plain_object_is_no_message(payload: Any) -> None:
 
     name = type(payload).__name__
     assert str(published.value) == (
-        f"publish takes an Event, not a {name}. Define one: class Something(Event): ..."
+        f"publish takes an Event, not {name}. Define one: class Something(Event): ..."
     )
     assert str(executed.value) == (
-        f"execute takes a Command, not a {name}. Define one: class Something(Command): ..."
+        f"execute takes a Command, not {name}. Define one: class Something(Command): ..."
     )
     for raised in (published, executed):
         assert len(library_frames(raised.value)) <= FRAMES, library_frames(raised.value)
