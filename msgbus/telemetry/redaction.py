@@ -21,15 +21,16 @@ a leaked password costs a rotation.
 """
 
 import functools
+import re
 import traceback
 from typing import TYPE_CHECKING, Final
 
 from pydantic_core import ValidationError
 
-from msgbus.telemetry.cards import MARKER
+from msgbus.telemetry.personal_numbers import MARKER
 
 if TYPE_CHECKING:
-    from msgbus.telemetry.secrets import Rule
+    from msgbus.telemetry.redaction_rules import Rule
 
 __all__ = ["MARKER", "MAX_LENGTH", "redact", "redact_exception", "redact_traceback", "warm_up"]
 
@@ -118,19 +119,25 @@ def _redact_bounded(text: str) -> str:
 
 def _redact_once(text: str) -> str:
     """Apply every rule once."""
-    # Rules only remove text, so the needles of the original text serve them all.
+    rules, needles, shapes = _rules()
+    # Rules only remove text, so what is found in the original text serves them all.
     lowered = text.lower()
-    for rule in _rules():
-        text = rule.apply(text, lowered)
+    found = {needle for needle in needles if needle in lowered}
+    found.update([name for name, shape in shapes if shape.search(lowered)])
+    if not found:
+        return text
+    for rule in rules:
+        if not found.isdisjoint(rule.needles):
+            text = rule.pattern.sub(rule.swap, text)
     return text
 
 
 @functools.cache
-def _rules() -> "tuple[Rule, ...]":
+def _rules() -> "tuple[tuple[Rule, ...], tuple[str, ...], list[tuple[str, re.Pattern[str]]]]":
     # Compiling the patterns takes longer than importing all the rest of the library.
-    from msgbus.telemetry.secrets import RULES
+    from msgbus.telemetry.redaction_rules import NEEDLES, RULES, SHAPES
 
-    return RULES
+    return RULES, NEEDLES, list(SHAPES.items())
 
 
 def warm_up() -> None:
