@@ -68,6 +68,7 @@ _CLOSERS: Final = ")]}>,."
 _OPENERS: Final = "([{"
 _QUOTES = frozenset("\"'")
 _LOOKUP = re.compile(r"\w\[\Z|get(?:env)?\(\Z")
+_HASH = re.compile(r"[0-9a-f]{32,}", re.IGNORECASE)
 _BRACED = re.compile(r"\{[^{}]+\}")
 _SCHEME_NAMES = frozenset({"aws4-hmac-sha256", "ssws"})
 
@@ -85,6 +86,8 @@ def _swap_header(match: Match) -> str:
     secret: str = match["secret"]
     if match["scheme"] is None and (secret.isalpha() or secret.lower() in _SCHEME_NAMES):
         return match[0]
+    if is_placeholder(secret):
+        return match[0]
     return _swap_unless_prose(match)
 
 
@@ -96,7 +99,7 @@ def _swap_user_and_password(match: Match) -> str:
 
 def _swap_encoded_text(match: Match) -> str:
     """Replace base64 of an authentication command; its parts are separated by NUL or ^A."""
-    text = decoded(match["secret"])
+    text = decoded(match["secret"].partition(" ")[0])
     readable = text is not None and text.translate({0: " ", 1: " "}).isprintable()
     return swap(match) if readable else match[0]
 
@@ -120,9 +123,19 @@ def _swap_random(match: Match) -> str:
     return swap(match) if is_random(match["secret"]) else match[0]
 
 
+def _swap_url_user(match: Match) -> str:
+    """Replace the user of a URL if it is random, or a hash."""
+    return swap(match) if _HASH.fullmatch(match["secret"]) else _swap_random(match)
+
+
 def _swap_mixed(match: Match) -> str:
     """Replace a value that has letters and digits, as passwords have and words have not."""
     return swap(match) if is_mixed(match["secret"], 5) else match[0]
+
+
+def _swap_long_mixed(match: Match) -> str:
+    """Replace the value of a query, unless it is a number or a word."""
+    return swap(match) if is_mixed(match["secret"], 8) else match[0]
 
 
 def _swap_quoted(match: Match) -> str:
@@ -164,12 +177,12 @@ def _swap_said(match: Match) -> str:
     """Replace what a sentence says the password is."""
     secret: str = match["secret"]
     value = secret.rstrip(_CLOSERS + ";:?")
-    if not value or MARKER in secret or is_expression(match):
+    if not value or MARKER in secret or is_masked(value) or is_expression(match):
         return match[0]
     if match["short"]:
         is_secret = value.isdigit() and 4 <= len(value) <= 10
     elif match["link"]:
-        is_secret = not is_state(value.strip("!"))
+        is_secret = not is_state(value.strip("!")) and not is_placeholder(value)
     else:
         is_secret = is_mixed(value, 5) or (value.isdigit() and len(value) >= 5)
     return splice(match, len(value)) if is_secret else match[0]
@@ -218,7 +231,8 @@ _KEY_WORDS: Final = (
     r"|saml(?:response|request)|mnemonic|seed[_-]phrase|contraseña|mot[ ]de[ ]passe"
     r"|(?:php|j)?sess(?:ion)?id|connect\.sid|(?<![a-z])(?:pw|psk)"
     # As words of a sentence these are too common, so here the syntax has to be unambiguous.
-    r"|(?:(?<![a-z])(?:pass|otp|pin|cvv2?|cvc2?|ssn|pat)|credentials?)"
+    r"|(?<![a-z])(?:cv[cv]2?|pat(?==[\w-]{20}))"
+    r"|(?:(?<![a-z])(?:pass|otp|pin|ssn)|credentials?)"
     r"(?=[ \t]{0,8}=|\\{0,4}[\"'])"
 )
 _KEY: Final = rf"(?<!://)(?P<key>{_KEY_WORDS})"
@@ -304,7 +318,7 @@ _HEADERS = (
     _rule(
         "cookies in a dict",
         "cookies",
-        r"cookies\\*+[\"']?[ \t]*+[:=][ \t]*+\{(?P<secret>[^{}\r\n]++)",
+        r"cookies\\*+[\"']?[ \t]*+[:=][ \t]*+\{(?=[^{}\r\n:]{1,80}:)(?P<secret>[^{}\r\n]++)",
     ),
     _rule("cookie of a jar", "<cookie", r"<cookie [\w.-]{1,64}=(?P<secret>[^\s>]++)"),
     _rule(
@@ -339,12 +353,19 @@ _URLS = (
         "password of an encoded URL",
         "2f",
         rf"{_PERCENT}3A(?:{_PERCENT}2F){{2}}[\w.~+-]*+(?:{_PERCENT}40[\w.~+-]*+)?"
-        rf"{_PERCENT}3A{_ENCODED}(?={_PERCENT}40)",
+        rf"(?:{_PERCENT}3A|:)(?P<secret>(?:[^\s\"'&<>%@]|%(?!(?:25){{0,3}}(?:2F|40)))++)"
+        rf"(?={_PERCENT}40|@)",
     ),
     _rule("hook of Zapier", "zapier", r"hooks\.zapier\.com/hooks/catch/(?P<secret>[\w/]{4,64}+)"),
 )
 
-# These two after the tokens, so that one whose vendor is known keeps its prefix.
+# These three after the tokens, so that one whose vendor is known keeps its prefix.
+_QUERY_VALUE = _rule(
+    "key or session of a query",
+    "sid= key=",
+    r"(?:[?&;]key|(?<![a-z0-9])sid)=(?P<secret>[\w.~+/-]{8,256}+)",
+    _swap_long_mixed,
+)
 _RANDOM_VALUE = _rule(
     "everyday key with a random value",
     "sid session key auth appid code",
@@ -356,7 +377,7 @@ _URL_USER = _rule(
     "token as the user of a URL",
     "://",
     r"://(?P<secret>[\w~.+-]{16,256}+)(?=@|:\[redacted\]@)",
-    _swap_random,
+    _swap_url_user,
 )
 
 _COMMAND_LINES = (
@@ -370,7 +391,7 @@ _COMMAND_LINES = (
     _rule(
         "mysql -px",
         "mysql mariadb",
-        rf"\b(?:mysql|mariadb)[\w-]{{0,16}}\b{_FLAG_BEFORE}-p(?P<secret>[^\s\"']++)",
+        rf"\b(?:mysql|mariadb)[\w-]{{0,16}}\b{_FLAG_BEFORE}-p(?P<open>[\"'](?!,))?{_ARGUMENT}",
     ),
     _rule(
         "sshpass -p x", "sshpass", rf"\bsshpass(?:[ \t]++|[\"'],[ \t]*+[\"'])-p{_NEXT}{_ARGUMENT}"
@@ -381,7 +402,8 @@ _COMMAND_LINES = (
     _rule(
         "curl -u bob:x",
         "-u --user",
-        rf"(?<![\w-])(?:-u|--(?:proxy-)?user)(?:=|{_NEXT})(?!\d++:)[^\s:\"'/@]{{1,64}}:(?!/){_ARGUMENT}",
+        rf"(?<![\w-])(?:(?:-u|--(?:proxy-)?user)(?:=|{_NEXT})|(?<=curl )-u)(?!\d++:)"
+        rf"[^\s:\"'/@]{{1,64}}:(?!/){_ARGUMENT}",
     ),
     _rule(
         "smbclient -U bob%x",
@@ -405,9 +427,9 @@ _PROTOCOLS = (
     _rule(
         "AUTH PLAIN",
         "auth",
-        r"\bAUTH(?:ENTICATE)? [A-Z][A-Z0-9-]{3,16} (?P<secret>[A-Za-z0-9+/]{8,}+={0,2})",
+        r"\bauth(?:enticate)? [a-z][a-z0-9-]{3,16} "
+        r"(?P<secret>[a-z0-9+/]{4,}+={0,2}(?: [a-z0-9+/]{4,}+={0,2})?)",
         _swap_encoded_text,
-        re.ASCII,
     ),
     _rule(
         "AUTH of Redis",
@@ -458,9 +480,9 @@ _ASSIGNMENTS = (
     ),
     _rule(
         "pair of quoted user and password",
-        "auth cred",
-        r"(?:auth|credentials?|creds)[\"']?[ ]?[=:][ ]?[(\[]b?[\"'][^\"'\r\n]{0,128}[\"'],[ ]?b?"
-        rf"{_QUOTED}",
+        "auth cred login(",
+        r"(?:(?:auth|credentials?|creds)[\"']?[ ]?[=:][ ]?[(\[]|auth\(|login\()"
+        rf"b?[\"'][^\"'\r\n]{{0,128}}[\"'],[ ]?b?{_QUOTED}",
     ),
     # ASGI header lists and the like: (b'x-api-key', b'...').
     _rule(
@@ -508,7 +530,7 @@ _ASSIGNMENTS = (
 )
 
 _NOUN: Final = (
-    r"(?<![a-z0-9])(?:pass(?:word|phrase|code|wd)|pwd"
+    r"(?<![a-z0-9])(?:pass(?:word|phrase|wd)|pwd|requirepass|masterauth"
     r"|(?P<short>pin|otp|passcode|(?:one-time|verification|security)[ ]code))"
 )
 _KEY_NOUN: Final = r"(?P<api>(?:api|access|license|auth|signing|secret|encryption)[ _-]?key)"
@@ -525,9 +547,10 @@ _SENTENCES = (
     ),
     _rule(
         "password in a sentence",
-        "pass pwd pin otp code",
-        rf"{_NOUN}(?P<link>(?:[ ]for[ ](?:user[ ])?[^\s:;,]{{1,64}})?[ ](?:is|was))?[ ]{{1,4}}"
-        r"(?P<secret>[^\s\"'`=:]\S{0,255})",
+        "pass pwd pin otp code masterauth",
+        rf"{_NOUN}(?P<link>[ ]for[ ](?:user[ ])?[^\s:;,]{{1,64}}(?:[ ](?:is|was)|:)|[ ](?:is|was)"
+        r"|[ ](?:given|provided|entered|used|sent|supplied|tried):|(?<=code):)?[ ]{1,4}\(?"
+        r"(?P<secret>[^\s\"'`=:(]\S{0,255})",
         _swap_said,
     ),
     _rule(
@@ -536,6 +559,13 @@ _SENTENCES = (
         rf"(?<![a-z0-9])(?:{_KEY_NOUN}|token|secret){_IS}?[ ]{{1,4}}"
         r"(?P<secret>[\w.~+/=-]{8,512}+)",
         _swap_said_key,
+    ),
+    _rule(
+        "what is not a password",
+        "password passphrase key",
+        r"(?<!\S)[\"'`]?(?P<secret>[^\s\"'`]{5,128}+)[\"'`]?[ ]is[ ](?:not[ ]|no[ ])?(?:an?[ ])?"
+        rf"(?:valid|invalid|wrong|correct|incorrect)[ ](?:password|passphrase|{_KEY_NOUN})",
+        _swap_mixed,
     ),
     _rule(
         "user and password in a sentence",
@@ -565,6 +595,7 @@ RULES: Final = (
         _swap_encoded_json,
         re.ASCII,
     ),
+    _QUERY_VALUE,
     _RANDOM_VALUE,
     _URL_USER,
     *_SENTENCES,

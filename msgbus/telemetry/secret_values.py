@@ -7,29 +7,32 @@ from typing import Final
 
 from msgbus.telemetry.personal_numbers import MARKER, Match
 
-_MASKED = re.compile(r"\*+|\[redacted\]")
+_MASKED = re.compile(r"\*+|x{5,}|X{5,}|\[redacted\]")
 LITERALS = frozenset({"none", "null", "nil", "true", "false", "undefined"})
 # "password: must not be empty" is a sentence, "password: hunter2" is not. Only words that
 # validation and authentication messages put right after the key are listed, and they count only
 # where a sentence is possible (after a colon and a blank, after "Bearer", after "is").
 _PROSE_WORDS: Final = """
     a an and any are as at auth authentication authorization bad be been but by bytes can cannot
-    challenge command contains could credential credentials delivery denied did do does empty
-    ensure error event expected expired expires failed failure field file flag for forbidden format
-    from got handler handlers has have header if in incorrect input int invalid is it key length
-    malformed may message mismatch missing must no not of on only option optional or password
-    permission please provided realm rejected required revoked scheme scope secretstr should
-    signature str string the this timed to token tokens too type unable unauthorized unexpected
-    unknown unset unsupported value verification was will with wrong yes you your
+    challenge command contains could credential credentials data date datetime decimal delivery
+    denied dictionary did do does empty ensure enum error event expected expired expires extra
+    failed failure field file flag for forbidden format from got handler handlers has have header if
+    in incorrect input inputs instance int invalid is it json key keys length list malformed may
+    message mismatch missing must no not number object of on only option optional or password
+    permission please provided realm rejected required revoked scheme scope secretstr set should
+    signature str string the this time timed to token tokens too tuple type unable unauthorized
+    unexpected unknown unset unsupported url uuid value verification was will with wrong yes you
+    your
 """
 _PROSE = frozenset(_PROSE_WORDS.split())
 # What a password may be said to be: "password is weak".
 _STATES: Final = """
-    absent again all already also always blank busy case common compromised correct due either
-    equal exactly fine first gone good here identical inactive just kept known last less like
-    locked long mandatory more most neither never new null off ok okay old one open out over
-    pending present public ready right safe same secure set shared short shown so still stale
-    strong then there unchanged under up used valid visible void weak what when where which yours
+    absent again all already also always blank busy case case-insensitive case-sensitive common
+    compromised correct due either equal exactly fine first found gone good here identical inactive
+    just kept known last less like locked long lost made mandatory more most neither never new null
+    off ok okay old one open out over pending present public read ready reset right safe same secure
+    sent set shared short shown so stale still strong then there unchanged under up used valid
+    visible void weak what when where which yours
 """
 _IS_STATE = re.compile(
     rf"(?:{'|'.join(_STATES.split())}|[a-z]+(?:ed|ing|able|ible|ly|en))", re.IGNORECASE
@@ -38,11 +41,13 @@ _IS_STATE = re.compile(
 _PLACEHOLDER = re.compile(
     r"\?|%s|%\(\w+\)s|\$\d+(?:::[\w ]+)?|:\w*(?:pass|pwd|secret|token|key)\w*|\$\{[A-Z_][A-Z0-9_]*"
     # A call without arguments is code: token = read().
-    r"|[A-Za-z_.]+\(",
+    r"|[A-Za-z_.]+\("
+    # What others put for a secret: <hidden>.
+    r"|<[A-Za-z _-]+>?",
     re.ASCII,
 )
 _ALGORITHM = re.compile(
-    r"(?:sha|md|v|base|argon|b?crypt|pbkdf|utf|rfc|aes|rsa|oauth|http)[-_]?\d.*|\d+-[a-z]+",
+    r"(?:sha|md|v|base|argon|b?crypt|pbkdf|utf|rfc|aes|rsa|oauth|http)[-_]?\d.*|\d{1,3}-[a-z]+",
     re.IGNORECASE,
 )
 _WORD = re.compile(r"[A-Za-z0-9]{16,}", re.ASCII)
