@@ -20,6 +20,7 @@ from benchmarks import (
     parts,
     peers,
     recording,
+    redaction,
     resilience,
     subscriptions,
     topics,
@@ -44,6 +45,7 @@ ROWS: Final[tuple[Row, ...]] = (
     *history.ROWS,
     *recording.ROWS,
     *subscriptions.ROWS,
+    *redaction.ROWS,
     *imports.ROWS,
 )
 

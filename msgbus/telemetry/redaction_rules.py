@@ -495,7 +495,12 @@ _ASSIGNMENTS = (
     _rule(
         "validation error of pydantic",
         "input_value=",
-        r"\[type=[^\n]{0,200}?input_value=(?P<secret>[^\r\n]{1,400}?)(?=, input_type=)",
+        r"\binput_value=(?P<secret>[^\r\n]{1,400}?)(?=, input_type=)",
+    ),
+    _rule(
+        "tag of a validation error of pydantic",
+        "found",
+        r"\binput tag '(?P<secret>[^\r\n]{1,400}?)'(?= found using )",
     ),
     _rule("XML element", "</", rf"{_KEY}>(?P<secret>[^<>\r\n]++)(?=</)"),
     _rule(

