@@ -79,7 +79,10 @@ class Message(BaseModel):
     """
 
     # JSON has no infinity: as text it comes back from a journal, as null it would not.
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    # Errors are logged and kept, and a payload has no place there.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_inf_nan="strings", hide_input_in_errors=True
+    )
     __slots__ = ("__meta__",)
 
     __wire__: ClassVar[Wire]

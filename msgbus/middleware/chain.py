@@ -122,8 +122,8 @@ def _wrap(entry: MiddlewareEntry, call_next: CallNext, handler: str) -> CallNext
         result = middleware(message, call_next)
         if not inspect.isawaitable(result):
             text = (
-                f"The middleware {entry.name} returned {result!r}, which cannot be awaited. "
-                f"Write it with `async def`, and `return await call_next(message)`."
+                f"The middleware {entry.name} returned {type(result).__name__}, which cannot be "
+                f"awaited. Write it with `async def`, and `return await call_next(message)`."
             )
             raise MiddlewareError(text, handler=handler, message_type=message_type_of(message))
         return await result

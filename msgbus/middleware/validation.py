@@ -96,7 +96,7 @@ def _revalidate(message: Message) -> None:
         for fault in _unbuilt(value, getattr(again, name), (name,))
     ]
     if faults:
-        raise ValidationError.from_exception_data(cls.__name__, faults)
+        raise ValidationError.from_exception_data(cls.__name__, faults, hide_input=True)
 
 
 def _given(message: Message) -> dict[str, Any]:

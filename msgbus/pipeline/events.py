@@ -185,20 +185,27 @@ def _arrays(message_type: type[Message], rows: list[Decoded]) -> tuple[list[Arra
 
 
 def _checked(message_type: type[Message], row: Decoded) -> Decoded:
-    try:
-        _columns(message_type, [row])
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        return Decoded(None, redact_exception(error))
+    for one in _fields(message_type):
+        try:
+            _column(one, [row])
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+            # Not its text: Arrow's shows the value.
+            kind = one.dataType.simpleString()
+            name = type(error).__name__
+            return Decoded(None, f"{name}: the value of {one.name} does not fit into {kind}")
     return row
 
 
 def _columns(message_type: type[Message], rows: list[Decoded]) -> list[Array]:
+    return [_column(one, rows) for one in _fields(message_type)]
+
+
+def _fields(message_type: type[Message]) -> list[StructField]:
     struct = model_shape(message_type).type
     assert isinstance(struct, StructType)  # noqa: S101 (for the type checkers)
-    return [
-        pa.array(
-            [None if row.fields is None else row.fields[one.name] for row in rows],
-            arrow_type(one.dataType),
-        )
-        for one in struct.fields
-    ]
+    return struct.fields
+
+
+def _column(field: StructField, rows: list[Decoded]) -> Array:
+    values = [None if row.fields is None else row.fields[field.name] for row in rows]
+    return pa.array(values, arrow_type(field.dataType))

@@ -136,8 +136,8 @@ class Fold:
         found = self.projection.result(key, state)
         if found is not None and not isinstance(found, self.row):
             message = (
-                f"{type(self.projection).__name__}.result gave {type(found).__name__} for "
-                f"{key!r}, not {self.row.__name__}, its row."
+                f"{type(self.projection).__name__}.result gave {type(found).__name__}, not "
+                f"{self.row.__name__}, its row."
             )
             raise ProjectionError(message)
         return found

@@ -64,7 +64,7 @@ def _made(kind: DataType, encode: Convert, decode: Convert = _same, *, plain: bo
 
 def _integer(value: int) -> int:
     if not -LARGEST - 1 <= value <= LARGEST:
-        message = f"{value} is beyond 64 bits; annotate the field with Decimal to keep it"
+        message = "A whole number is beyond 64 bits; annotate the field with Decimal to keep it"
         raise ValueError(message)
     return int(value)
 
@@ -126,7 +126,7 @@ def _fitting(value: Decimal, *, precision: int, scale: int) -> Decimal:
     if value.is_finite() and value.adjusted() < DIGITS:
         exact = value.quantize(Decimal(1).scaleb(-scale), context=Context(prec=4 * DIGITS))
     if exact is None or exact != value or len(exact.as_tuple().digits) > precision:
-        message = f"{value} does not fit into decimal({precision},{scale})"
+        message = f"A number does not fit into decimal({precision},{scale})"
         raise ValueError(message)
     return exact
 

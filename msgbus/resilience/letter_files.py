@@ -15,6 +15,7 @@ import anyio.to_thread
 from msgbus.errors import DeadLetterError
 from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, from_data
 from msgbus.resilience.stores import DeadLetterStore, LetterFilter
+from msgbus.telemetry.redaction import redact_exception
 
 Destination: TypeAlias = "str | os.PathLike[str] | TextIO"
 
@@ -97,7 +98,7 @@ def _parsed(lines: Iterable[str | bytes], name: str) -> list[DeadLetterEntry]:
                 break
             letter = _letter(line if isinstance(line, str) else line.decode())
         except (ValueError, RecursionError, DeadLetterError) as error:
-            problem = str(error).rstrip(".")
+            problem = _reason(error).rstrip(".")
             raise DeadLetterError(
                 f"Line {number} of {name} is no dead letter: {problem}. Nothing was imported."
             ) from error
@@ -108,6 +109,10 @@ def _parsed(lines: Iterable[str | bytes], name: str) -> list[DeadLetterEntry]:
             letter = replace(letter, status=LetterStatus.DEAD)
         letters[letter.letter_id] = letter
     return list(letters.values())
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, DeadLetterError) else redact_exception(error)
 
 
 def _letter(line: str) -> DeadLetterEntry | None:

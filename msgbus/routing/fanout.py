@@ -142,8 +142,9 @@ def _topics(output: Any) -> list[str]:
         wrong = [one for one in topics if not (isinstance(one, str) and is_topic(one))]
         if not wrong:
             return list(cast("Sequence[str]", topics))
-        message = f"{wrong[0]!r:.80} is not a topic."
+        what = "text" if isinstance(wrong[0], str) else type(wrong[0]).__name__
+        message = f"The output has {what} that is not a topic."
     else:
-        message = f"{output!r:.80} is not an output."
+        message = f"{type(output).__name__} is not an output."
     message += " A dispatcher gives a topic, a list of topics, a DispatchResult or None."
     raise BadOutputError(message)

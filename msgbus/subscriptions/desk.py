@@ -181,7 +181,7 @@ class Desk:
             if entry is None:
                 return None
             if entry.key is not None and entry.key in self.parked:
-                self.window.fail(entry, ParkedError(entry.key))
+                self.window.fail(entry, ParkedError())
                 self._wake()
                 continue
             return self._hand_out(now)
@@ -330,5 +330,6 @@ def _stored_key(record: Record) -> str | None:
 class ParkedError(RuntimeError):
     """An earlier message of its key is among the dead letters."""
 
-    def __init__(self, key: str) -> None:
-        super().__init__(f"An earlier message of the key {key!r} is among the dead letters.")
+    def __init__(self) -> None:
+        # The key is a part of the payload, so the error does not name it.
+        super().__init__("An earlier message of its key is among the dead letters.")

@@ -44,6 +44,7 @@ _ENVELOPE: Final[Mapping[str, tuple[type[DataType], ...]]] = {
     "session_id": (StringType,),
     "headers": (MapType,),
 }
+_SHOWN: Final = ("message_id", "name", "version", "topic", "kind", "time")
 LEFT_OUT: Final = frozenset({"offset", "_corrupt", "_error"})
 """Columns of frames that were read: not a part of a new message."""
 
@@ -174,12 +175,13 @@ def _payload(row: Mapping[str, Any]) -> bytes:
     try:
         json.loads(payload)
     except (TypeError, ValueError):
-        raise _wrong(row, f"has a payload that is not JSON: {payload!r:.80}") from None
+        raise _wrong(row, f"has a payload that is not JSON, but {type(payload).__name__}") from None
     return str(payload).encode()
 
 
 def _wrong(row: Mapping[str, Any], problem: str) -> PipelineError:
-    shown = {name: value for name, value in row.items() if name != "payload"}
+    # Not the payload, whether it is one column or many, nor the key, which is a part of it.
+    shown = {name: row[name] for name in _SHOWN if name in row}
     return PipelineError(
         f"A row {problem}. Nothing of this write was kept. The row: {shown!r:.300}"
     )

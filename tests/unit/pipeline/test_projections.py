@@ -281,7 +281,7 @@ def test_a_state_that_is_not_returned_is_an_error_that_says_where() -> None:
 
 
 def test_a_row_of_another_model_is_an_error() -> None:
-    with pytest.raises(ProjectionError, match="gave Customer for 'a', not Order"):
+    with pytest.raises(ProjectionError, match="gave Customer, not Order"):
         fold_records(plan(Wrong), take(history()))
 
 
