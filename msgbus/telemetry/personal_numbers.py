@@ -3,8 +3,7 @@
 import re
 from typing import Final
 
-MARKER: Final = "[redacted]"
-"""What a secret is replaced by."""
+from msgbus.telemetry.marker import MARKER
 
 Match = re.Match[str]
 

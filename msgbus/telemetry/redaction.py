@@ -21,15 +21,16 @@ a leaked password costs a rotation.
 """
 
 import functools
-import re
 import traceback
 from typing import TYPE_CHECKING, Final
 
 from pydantic_core import ValidationError
 
-from msgbus.telemetry.personal_numbers import MARKER
+from msgbus.telemetry.marker import MARKER
 
 if TYPE_CHECKING:
+    import re
+
     from msgbus.telemetry.redaction_rules import Rule
 
 __all__ = ["MARKER", "MAX_LENGTH", "redact", "redact_exception", "redact_traceback", "warm_up"]

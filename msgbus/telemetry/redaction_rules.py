@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from msgbus.telemetry.marker import MARKER
 from msgbus.telemetry.personal_numbers import (
     DIGITS,
     IBANS,
-    MARKER,
     SSNS,
     Match,
     swap_cards,

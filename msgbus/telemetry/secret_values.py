@@ -5,7 +5,8 @@ import binascii
 import re
 from typing import Final
 
-from msgbus.telemetry.personal_numbers import MARKER, Match
+from msgbus.telemetry.marker import MARKER
+from msgbus.telemetry.personal_numbers import Match
 
 _MASKED = re.compile(r"\*+|x{5,}|X{5,}|\[redacted\]")
 LITERALS = frozenset({"none", "null", "nil", "true", "false", "undefined"})

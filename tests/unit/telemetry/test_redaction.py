@@ -1,5 +1,7 @@
 """Redaction hides values that are secrets, and nothing else."""
 
+import subprocess
+import sys
 import uuid
 
 import pytest
@@ -52,3 +54,14 @@ def test_a_timestamp_survives_unchanged(value: object) -> None:
 @given(st.floats(-1e12, 1e12))
 def test_a_measured_float_survives_unchanged(value: float) -> None:
     assert redact(f"took {value} s") == f"took {value} s"
+
+
+def test_importing_the_bus_compiles_no_rules() -> None:
+    code = "import sys, msgbus, msgbus.telemetry.redaction; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+
+    assert "msgbus.telemetry.redaction" in loaded
+    for name in ("redaction_rules", "secret_values", "vendor_tokens", "personal_numbers"):
+        assert f"msgbus.telemetry.{name}" not in loaded
