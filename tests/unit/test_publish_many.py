@@ -72,7 +72,7 @@ async def test_publish_many_stops_at_what_is_no_event_and_keeps_those_before() -
     mixed: list[Event] = [OrderPlaced(number=1), "no event", OrderPlaced(number=2)]  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]
 
     async with bus:
-        with pytest.raises(WrongMessageTypeError, match="takes an Event, not a str"):
+        with pytest.raises(WrongMessageTypeError, match="takes an Event, not str"):
             await bus.publish_many(mixed)
         await bus.settled()
 

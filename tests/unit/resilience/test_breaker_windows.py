@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from msgbus import ConfigurationError
 from msgbus.resilience import CircuitBreakerConfig
 from msgbus.resilience.window import LastCalls, LastSeconds, Streak, make_window
 from tests.unit.resilience.flaky import CLOSED, OPEN, Circuit
@@ -189,12 +190,17 @@ def test_the_config_chooses_the_window() -> None:
         ({"jitter": 1}, "jitter"),
         ({"slow_call": 0}, "slow_call"),
         ({"permit_timeout": 0}, "permit_timeout"),
-        ({"made_up": 1}, "made_up"),
     ],
 )
 def test_a_circuit_that_could_not_work_is_refused(config: dict[str, Any], text: str) -> None:
     with pytest.raises(ValidationError, match=text):
         CircuitBreakerConfig(**config)
+
+
+def test_an_option_that_a_circuit_does_not_have_is_refused() -> None:
+    options: dict[str, Any] = {"made_up": 1}
+    with pytest.raises(ConfigurationError, match="CircuitBreakerConfig has no option 'made_up'"):
+        CircuitBreakerConfig(**options)
 
 
 def test_the_least_window_that_can_open_is_taken() -> None:
