@@ -144,7 +144,7 @@ def test_impossible_numbers_are_refused(field: str, value: float) -> None:
 
 def test_made_up_fields_are_refused_and_configs_frozen() -> None:
     options: dict[str, Any] = {"retries": 3}
-    with pytest.raises(ConfigurationError, match="'retries'. Did you mean 'max_retries'"):
+    with pytest.raises(ConfigurationError, match=r"'retries'\. Did you mean 'max_retries'"):
         RetryConfig(**options)
     with pytest.raises(ValidationError, match="frozen"):
         setattr(RetryConfig(), "jitter", False)  # noqa: B010 (types forbid the plain way)
