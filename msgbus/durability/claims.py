@@ -23,8 +23,8 @@ from msgbus.journal.operations import (
     Unschedule,
 )
 from msgbus.journal.records import DeadLetter, Record, Scheduled
-from msgbus.resilience.tracebacks import stored_traceback
 from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.tracebacks import redacted_traceback
 
 if TYPE_CHECKING:
     from msgbus.clock import Clock
@@ -165,7 +165,7 @@ class Claim:
             text,
             now,
             error_type=type(error).__name__,
-            traceback=stored_traceback(error),
+            traceback=redacted_traceback(error),
             reason=reason,
             handler="" if handler is None else handler.name,
             target="" if handler is None else handler.target_key,

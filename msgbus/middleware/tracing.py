@@ -19,7 +19,8 @@ from msgbus.errors import MissingExtraError, Refusal
 from msgbus.messages import Message, message_type_of, metadata_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import current_handler, messages_in
-from msgbus.telemetry.redaction import redact_exception, redact_traceback
+from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.tracebacks import redacted_traceback
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context as OtelContext
@@ -219,7 +220,7 @@ class TracingMiddleware:
             {
                 "exception.type": _type_name(error),
                 "exception.message": text,
-                "exception.stacktrace": redact_traceback(error),
+                "exception.stacktrace": redacted_traceback(error),
             },
         )
 

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from msgbus.errors import DeadLetterError, UnreadableLetterError
 from msgbus.messages import Command, Message, metadata_of, set_meta
 from msgbus.metadata import NO_HEADERS, Metadata
-from msgbus.resilience.tracebacks import stored_traceback
 from msgbus.telemetry.redaction import redact, redact_exception
+from msgbus.telemetry.tracebacks import redacted_traceback
 from msgbus.upcasting import missing_upcasters, upcast
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
@@ -78,7 +78,7 @@ class DeadLetterEntry:
 
     error_type: str
     traceback: str
-    """Of the last failure, secrets removed; your own frames first."""
+    """Of the last failure: secrets removed, frames of msgbus folded."""
 
     attempts: int
     """Deliveries in all, replays included."""
@@ -259,7 +259,7 @@ def letter_about(
         target=target,
         error=redact_exception(error),
         error_type=type(error).__name__,
-        traceback=stored_traceback(error),
+        traceback=redacted_traceback(error),
         attempts=attempts,
         first_attempt=aware(first_attempt),
         last_attempt=aware(last_attempt),

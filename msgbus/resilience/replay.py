@@ -27,8 +27,8 @@ from msgbus.resilience.stores import (
     claimed,
     settled,
 )
-from msgbus.resilience.tracebacks import stored_traceback
 from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.tracebacks import redacted_traceback
 
 Redeliver: TypeAlias = Callable[[DeadLetterEntry], Awaitable[object]]
 """Hands a letter's message to the handler it is of; gives its reply, or raises what it raised.
@@ -209,7 +209,7 @@ class Replayer:
             outcome="failed",
             error=redact_exception(error),
             error_type=type(error).__name__,
-            traceback=stored_traceback(error),
+            traceback=redacted_traceback(error),
             at=at(self._clock.time()),
         )
 

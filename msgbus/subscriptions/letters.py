@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from msgbus.journal.records import DeadLetter
-from msgbus.resilience.tracebacks import stored_traceback
 from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.tracebacks import redacted_traceback
 
 if TYPE_CHECKING:
     from msgbus.subscriptions.desk import Desk
@@ -23,7 +23,7 @@ def letter_of(name: str, target: str, entry: Entry, desk: Desk, time: float) -> 
     return letter._replace(
         error=redact_exception(error),
         error_type=type(error).__name__,
-        traceback=stored_traceback(error),
+        traceback=redacted_traceback(error),
     )
 
 

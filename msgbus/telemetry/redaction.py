@@ -21,7 +21,6 @@ a leaked password costs a rotation.
 """
 
 import functools
-import traceback
 from typing import TYPE_CHECKING, Final
 
 from pydantic_core import ValidationError
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from msgbus.telemetry.redaction_rules import Rule
 
-__all__ = ["MARKER", "MAX_LENGTH", "redact", "redact_exception", "redact_traceback", "warm_up"]
+__all__ = ["MARKER", "MAX_LENGTH", "redact", "redact_exception", "warm_up"]
 
 MAX_LENGTH: Final = 64 * 1024
 """Upper bound, in characters, of what is examined and of what is returned."""
@@ -91,23 +90,6 @@ def _without_inputs(error: ValidationError) -> str:
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     lines = [f"{'.'.join(map(str, fault['loc'])) or 'value'}: {fault['msg']}" for fault in faults]
     return f"{error.title} is not valid: {'; '.join(lines)}"
-
-
-def redact_traceback(exc: BaseException) -> str:
-    """Return the formatted traceback of an exception with its causes and contexts, redacted.
-
-    Args:
-        exc: The exception; its ``__str__`` may raise.
-
-    Returns:
-        The redacted text, bounded like that of :func:`redact`; if the traceback cannot be
-        formatted, what :func:`redact_exception` returns.
-    """
-    try:
-        text = "".join(traceback.format_exception(exc))
-    except Exception:
-        return redact_exception(exc)
-    return redact(text)
 
 
 def _redact_bounded(text: str) -> str:

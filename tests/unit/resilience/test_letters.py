@@ -24,7 +24,6 @@ from msgbus.resilience.letters import (
     letter_id_of,
     message_classes,
 )
-from msgbus.resilience.tracebacks import MAX_LENGTH, stored_traceback
 from tests.unit.resilience.letter_fakes import CardCharged, ChargeCard
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -136,68 +135,6 @@ def test_a_secret_field_with_a_serializer_of_its_own_is_stored() -> None:
     message = stored(about(Unlock(code=SecretStr("1234")))).message
 
     assert message == Unlock(code=SecretStr("1234"))
-
-
-# -- tracebacks --------------------------------------------------------------------------------
-
-
-def deep_in_another_module() -> ValueError:
-    try:
-        json.loads("{")
-    except ValueError as error:
-        return error
-    raise AssertionError
-
-
-def test_own_frames_stand_first_where_others_are_among_them() -> None:
-    text = stored_traceback(deep_in_another_module())
-
-    own, _, whole = text.partition("\n\n")
-    assert own.startswith("Own frames (most recent call last):")
-    assert "test_letters.py" in own
-    assert "decoder.py" not in own
-    assert "decoder.py" in whole
-    assert whole.rstrip().endswith("JSONDecodeError: Expecting property name enclosed in double "
-                                   "quotes: line 1 column 2 (char 1)")  # fmt: skip
-
-
-def test_a_cut_takes_frames_of_others_first() -> None:
-    text = ""
-    try:
-        try:
-            raise KeyError("x" * 3 * MAX_LENGTH)
-        except KeyError:
-            json.loads("{")
-    except ValueError as error:
-        text = stored_traceback(error)
-
-    assert len(text) == MAX_LENGTH
-    assert text.endswith("... [truncated]\n")
-    assert "test_letters.py" in text[:300]
-
-
-def test_only_own_frames_are_written_once() -> None:
-    try:
-        raise ValueError("mine")
-    except ValueError as error:
-        text = stored_traceback(error)
-
-    assert text.startswith("Traceback (most recent call last):")
-    assert text.count("test_letters.py") == 1
-
-
-def test_the_cause_of_an_error_is_in_its_traceback() -> None:
-    text = ""
-    try:
-        try:
-            json.loads("{")
-        except ValueError as cause:
-            raise KeyError("order") from cause
-    except KeyError as error:
-        text = stored_traceback(error)
-
-    assert "JSONDecodeError" in text
-    assert "KeyError: 'order'" in text
 
 
 def test_an_unprintable_error_makes_a_letter() -> None:
