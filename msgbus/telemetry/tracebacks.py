@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, cast
+from typing import Final
 
 from msgbus.telemetry.redaction import redact, redact_exception
 
@@ -71,12 +71,12 @@ def _single(error: BaseException, depth: int) -> Iterator[str]:
     yield _described(error)
     for note in getattr(error, "__notes__", ()):
         yield _shortened(redact(str(note)))
+    members: Sequence[BaseException] = getattr(error, "exceptions", ())
     if isinstance(error, BaseExceptionGroup):
-        yield from _members(cast("BaseExceptionGroup[Any]", error), depth)
+        yield from _members(members, depth)
 
 
-def _members(group: BaseExceptionGroup[Any], depth: int) -> Iterator[str]:
-    members: Sequence[BaseException] = group.exceptions
+def _members(members: Sequence[BaseException], depth: int) -> Iterator[str]:
     shown = members[: _MAX_GROUP if depth < _MAX_DEPTH else 0]
     for number, member in enumerate(shown, start=1):
         yield f"  +- {number} of {len(members)}\n"

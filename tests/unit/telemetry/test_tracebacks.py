@@ -159,7 +159,8 @@ def test_wide_and_deep_groups_are_bounded() -> None:
     wide = ExceptionGroup("wide", [ValueError(number) for number in range(1000)])
     deep: Exception = ValueError("lowest")
     for level in range(50):
-        deep = ExceptionGroup(f"level {level}", [deep])
+        inner: list[Exception] = [deep]
+        deep = ExceptionGroup(f"level {level}", inner)
 
     assert "  +- ... 992 more exceptions\n" in redacted_traceback(wide)
     assert "lowest" not in redacted_traceback(deep)
