@@ -25,7 +25,11 @@ if TYPE_CHECKING:
         HealthMonitor,
         HealthState,
     )
-    from msgbus.routing.metrics import DispatcherMetrics, DispatchMetrics
+    from msgbus.routing.metrics import (
+        LATENCY_HISTOGRAM_BUCKETS,
+        DispatcherMetrics,
+        DispatchMetrics,
+    )
     from msgbus.routing.nats import from_nats, nats_subjects, to_nats
     from msgbus.routing.onward import publish_on
     from msgbus.routing.requests import (
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
     from msgbus.routing.topics import TopicPattern, check_topic, is_topic
 
 __all__ = [
+    "LATENCY_HISTOGRAM_BUCKETS",
     "Balancer",
     "ByKey",
     "CorrelationManager",
@@ -86,6 +91,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "LATENCY_HISTOGRAM_BUCKETS": "metrics",
     "Balancer": "balancing",
     "ByKey": "balancing",
     "CorrelationManager": "requests",

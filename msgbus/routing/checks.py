@@ -67,8 +67,12 @@ def _mismatches(subject: str, route: DispatchRoute, dispatcher: DispatcherEntry)
             f"{name!r} takes {dispatcher.category.segment}.",
             "give both the same category.",
         )
-    if not dispatcher.takes(route.message_type):
-        taken = ", ".join(sorted(dispatcher.message_types or ()))
+    types = dispatcher.message_types
+    # Where classes are taken, the name may be that of a subclass: only its payload will tell.
+    if types is None or types.classes or route.message_type is None:
+        return
+    if route.message_type not in types.names:
+        taken = ", ".join(sorted(types.names))
         yield Fault(
             subject,
             f"can never be taken: it takes {route.message_type}, and its dispatcher {name!r} "

@@ -65,6 +65,9 @@ class DispatchStatus(Enum):
         return self is not DispatchStatus.ROUTED
 
 
+HOP_LIMIT: Final = "HOP_LIMIT"
+"""The `error_code` of a message that was passed on too often."""
+
 _ERRORS: Final = frozenset(
     {
         DispatchStatus.PARTIAL,
@@ -133,6 +136,10 @@ class DispatchRoute:
         return self.message_category is category and self.message_type in (None, message_type)
 
 
+def _no_outputs() -> list[str]:
+    return []  # `list[str]()` takes ten times as long
+
+
 @final
 @dataclass(slots=True)
 class DispatchOutcome:
@@ -143,7 +150,7 @@ class DispatchOutcome:
     """The first route, by priority, that led to it."""
 
     status: DispatchStatus
-    outputs: list[str] = field(default_factory=list[str])
+    outputs: list[str] = field(default_factory=_no_outputs)
     duration_ms: float = 0.0
     error_message: str | None = None
     """What went wrong, secrets removed."""
@@ -281,11 +288,12 @@ class DispatchResult:
         """Whether the same may go well another time.
 
         In a partial failure: whether one of those that failed may. Try those again that
-        failed, not the whole message: the others have done their work.
+        failed, not the whole message: the others have done their work. A message that has
+        reached the hop limit would reach it again.
         """
         if self.status is DispatchStatus.PARTIAL:
             return any(outcome.status.requires_retry() for outcome in self.failed)
-        return self.status.requires_retry()
+        return self.status.requires_retry() and self.error_code != HOP_LIMIT
 
     def is_terminal(self) -> bool:
         """Whether it is over; only `ROUTED` is not."""

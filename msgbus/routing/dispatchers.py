@@ -44,7 +44,7 @@ class MessageDispatcher(Protocol):
 
     @property
     def message_types(self) -> MessageTypes | None:
-        """The messages it takes, by name or class; `None` or none for all."""
+        """The messages it takes, by name or class, subclasses included; `None` or none for all."""
         ...
 
     @property
@@ -61,37 +61,61 @@ class MessageDispatcher(Protocol):
 
 @final
 @dataclass(frozen=True, slots=True)
+class AcceptedTypes:
+    """The messages that a dispatcher takes: by name, and by class with its subclasses."""
+
+    names: frozenset[str]
+    """Given names, and the names of given classes."""
+
+    classes: tuple[type, ...]
+
+    def take(self, name: str, payload_type: type) -> bool:
+        """Whether a message of this name, with a payload of this class, is among them."""
+        return name in self.names or issubclass(payload_type, self.classes)
+
+
+@final
+@dataclass(frozen=True, slots=True)
 class DispatcherEntry:
     """A dispatcher as an engine keeps it."""
 
     dispatcher_id: str
     function: DispatchFunction
     category: MessageCategory
-    message_types: frozenset[str] | None
+    message_types: AcceptedTypes | None
     timeout: float | None
     is_async: bool
     counts: DispatcherCounts
 
-    def takes(self, message_type: str | None) -> bool:
-        """Whether it takes messages of this name; `None` asks for some at least."""
-        return (
-            message_type is None or self.message_types is None or message_type in self.message_types
-        )
+    def takes(self, message_type: str, payload_type: type) -> bool:
+        """Whether it takes messages of this name and class of payload."""
+        return self.message_types is None or self.message_types.take(message_type, payload_type)
 
 
-def type_names(message_types: MessageTypes | None) -> frozenset[str] | None:
-    """The names of message types, given by name or class; `None` for all of them.
+def accepted_types(message_types: MessageTypes | None) -> AcceptedTypes | None:
+    """Read message types, given by name or class; `None` for all of them.
 
     Raises:
         ConfigurationError: A single text, which would be read letter by letter, or one that is
-            neither a class nor a name.
+            neither a name nor a class that `issubclass` can be asked about.
     """
     if isinstance(message_types, str):
         message = f"message_types={message_types!r} is one text; give a set: {{{message_types!r}}}."
         raise ConfigurationError(message)
     if not message_types:
         return None
-    return frozenset(_type_name(one) for one in message_types)
+    classes = tuple(one for one in message_types if isinstance(one, type))
+    for one in classes:
+        _require_class(one)
+    return AcceptedTypes(frozenset(_type_name(one) for one in message_types), classes)
+
+
+def _require_class(one: type) -> None:
+    try:
+        issubclass(object, one)
+    except TypeError as error:  # a protocol, for instance
+        message = f"{one.__name__} in message_types cannot be used to find subclasses: {error}."
+        raise ConfigurationError(message) from None
 
 
 def _type_name(message_type: str | type) -> str:
@@ -142,7 +166,7 @@ class DispatcherRegistry:
             raise ConfigurationError(message)
         require_id(f"The dispatcher_id of {type(dispatcher).__name__}", dispatcher.dispatcher_id)
         require_category(f"dispatcher {dispatcher.dispatcher_id!r}", dispatcher.category)
-        type_names(dispatcher.message_types)
+        accepted_types(dispatcher.message_types)
         with self._lock:
             if self._is_frozen:
                 raise EngineFrozenError(what=f"dispatcher {dispatcher.dispatcher_id!r}")
@@ -176,21 +200,26 @@ class DispatcherRegistry:
         return self._dispatchers.get(dispatcher_id)
 
     def get_dispatchers(
-        self, category: MessageCategory, message_type: str | None = None
+        self, category: MessageCategory, message_type: str | type | None = None
     ) -> list[MessageDispatcher]:
         """Those that take such messages, in the order they came.
+
+        Only a class, not a name, finds those that take a base class of it.
 
         Raises:
             ConfigurationError: `category` is none.
         """
         require_category("the dispatchers that are looked for", category)
-        found: list[MessageDispatcher] = []
-        for dispatcher in list(self._dispatchers.values()):
-            names = type_names(dispatcher.message_types)
-            fits = message_type is None or names is None or message_type in names
-            if dispatcher.category is category and fits:
-                found.append(dispatcher)
-        return found
+        found = [one for one in self if one.category is category]
+        if message_type is None:
+            return found
+        kind = message_type if isinstance(message_type, type) else object
+        name = _type_name(message_type)
+        return [
+            one
+            for one in found
+            if (types := accepted_types(one.message_types)) is None or types.take(name, kind)
+        ]
 
     def __iter__(self) -> Iterator[MessageDispatcher]:
         return iter(list(self._dispatchers.values()))

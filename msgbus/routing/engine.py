@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from logging import INFO
 from typing import Any, Final, cast, final
 
 from msgbus.clock import Clock, SystemClock
@@ -20,24 +21,36 @@ from msgbus.errors import (
 )
 from msgbus.routing.categories import MessageCategory
 from msgbus.routing.checks import route_faults
-from msgbus.routing.dispatch import DispatchOutcome, DispatchResult, DispatchRoute, DispatchStatus
+from msgbus.routing.dispatch import (
+    HOP_LIMIT,
+    DispatchOutcome,
+    DispatchResult,
+    DispatchRoute,
+    DispatchStatus,
+)
+from msgbus.routing.dispatch_log import DispatchLog, Keys, message_keys
 from msgbus.routing.dispatchers import (
     DispatcherEntry,
     DispatcherRegistry,
     DispatchFunction,
     MessageDispatcher,
     MessageTypes,
+    accepted_types,
     duplicate,
     is_async,
-    type_names,
 )
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.fanout import FanOut
 from msgbus.routing.inputs import require_category, require_id, require_timeout
-from msgbus.routing.metrics import DispatcherMetrics, DispatchMetrics, EngineCounts
+from msgbus.routing.metrics import (
+    DispatcherCounts,
+    DispatcherMetrics,
+    DispatchMetrics,
+    EngineCounts,
+)
 from msgbus.routing.onward import OutputPublisher, publish_onward
 from msgbus.routing.plans import FrozenRoutes, Plan
-from msgbus.telemetry.logging import log
+from msgbus.telemetry.logging import EventLogger, StandardLogger
 
 NO_TIMEOUT: Final = float("inf")
 
@@ -62,6 +75,13 @@ class MessageDispatchEngine:
         max_threads: How many sync dispatchers run at once, on each event loop.
         cache_size: How many answers to "who gets this?" are kept.
         clock: Where time comes from.
+        logger: Where log events go: a logger of `logging` or structlog, or any object with
+            methods `debug`, `info`, `warning` and `error` of an event and keys. Without one
+            they go where those of a bus go: to structlog if it is configured, else to the
+            logger `msgbus`.
+
+    Raises:
+        ConfigurationError: `timeout` is no number above 0, or `logger` lacks methods.
     """
 
     def __init__(
@@ -73,6 +93,7 @@ class MessageDispatchEngine:
         max_threads: int = 40,
         cache_size: int = 10_000,
         clock: Clock | None = None,
+        logger: EventLogger | StandardLogger | None = None,
     ) -> None:
         time: Clock = SystemClock() if clock is None else clock
         require_timeout("the engine", timeout)
@@ -82,7 +103,9 @@ class MessageDispatchEngine:
         self._cache_size = cache_size
         self._now: Callable[[], float] = time.now
         self._time: Callable[[], float] = time.time
-        self._fanout = FanOut(time, max_threads)
+        self._log = DispatchLog(logger)
+        self._logs: Callable[[int], bool] = self._log.is_enabled
+        self._fanout = FanOut(time, max_threads, self._log)
         self._counts = EngineCounts()
         self._registering = threading.Lock()
         self._dispatchers: dict[str, DispatcherEntry] = {}
@@ -108,7 +131,8 @@ class MessageDispatchEngine:
             dispatcher_id: Its id.
             dispatcher: What does the work. A sync function runs in a thread.
             category: The sort of messages it takes.
-            message_types: Those it takes, by name or class; all if none are given.
+            message_types: Those it takes, by name or class; all if none are given. A class
+                takes its subclasses, too.
             timeout: Seconds it may take, instead of the engine's; `inf` for no limit.
 
         Raises:
@@ -117,30 +141,49 @@ class MessageDispatchEngine:
             HandlerSignatureError: It cannot be called.
             ConfigurationError: An id is blank, the category is none, or a setting is wrong.
         """
+        self._add([self._entry(dispatcher_id, dispatcher, category, message_types, timeout)])
+
+    def include(self, registry: DispatcherRegistry) -> None:
+        """Add all dispatchers of a registry, as they are now; all or, if one is refused, none."""
+        self._add(
+            [
+                self._entry(one.dispatcher_id, one, one.category, one.message_types, None)
+                for one in registry
+            ]
+        )
+
+    def _entry(
+        self,
+        dispatcher_id: str,
+        dispatcher: DispatchFunction | MessageDispatcher,
+        category: MessageCategory,
+        message_types: MessageTypes | None,
+        timeout: float | None,
+    ) -> DispatcherEntry:
         require_id("A dispatcher's id", dispatcher_id)
         function = _function(dispatcher_id, dispatcher)
         require_category(f"dispatcher {dispatcher_id!r}", category)
         require_timeout(f"dispatcher {dispatcher_id!r}", timeout)
         seconds = self._timeout if timeout is None else timeout
-        entry = DispatcherEntry(
+        return DispatcherEntry(
             dispatcher_id,
             function,
             category,
-            type_names(message_types),
+            accepted_types(message_types),
             None if seconds == NO_TIMEOUT else seconds,
             is_async(function),
-            self._counts.dispatcher(dispatcher_id),
+            DispatcherCounts(),
         )
-        with self._registering:
-            self._require_open(f"dispatcher {dispatcher_id!r}")
-            if dispatcher_id in self._dispatchers:
-                raise duplicate("dispatcher", dispatcher_id)
-            self._dispatchers[dispatcher_id] = entry
 
-    def include(self, registry: DispatcherRegistry) -> None:
-        """Add all dispatchers of a registry, as they are now."""
-        for one in registry:
-            self.register_dispatcher(one.dispatcher_id, one, one.category, one.message_types)
+    def _add(self, entries: Sequence[DispatcherEntry]) -> None:
+        with self._registering:
+            for entry in entries:
+                self._require_open(f"dispatcher {entry.dispatcher_id!r}")
+                if entry.dispatcher_id in self._dispatchers:
+                    raise duplicate("dispatcher", entry.dispatcher_id)
+            for entry in entries:
+                self._dispatchers[entry.dispatcher_id] = entry
+                self._counts.add_dispatcher(entry.dispatcher_id, entry.counts)
 
     def register_route(self, route: DispatchRoute) -> None:
         """Add a route. Whether its dispatcher exists is asked by `freeze`.
@@ -211,9 +254,12 @@ class MessageDispatchEngine:
             EngineNotFrozenError: `freeze` was not called yet.
         """
         plan = self._plan(topic, envelope)
+        keys = self._started(plan, topic, envelope) if self._logs(INFO) else None
         steps = plan.steps
         if not steps:
-            return self._without_dispatchers(plan, topic, envelope)
+            return self._without_dispatchers(plan, topic, envelope, keys)
+        if envelope.topic != topic:
+            envelope = envelope.addressed_to(topic)
         began_at = self._time()
         began = self._now()
         outcomes: list[DispatchOutcome | None] = [None] * len(steps)
@@ -226,16 +272,34 @@ class MessageDispatchEngine:
             if self._publish is not None and result.outputs:
                 await self._publish_outputs(self._publish, result, envelope)
         except BaseException:
-            ended = [
-                (counts, one) for counts, one in zip(plan.counts, outcomes, strict=True) if one
-            ]
             elapsed = (self._now() - began) * 1000
-            self._counts.record_cancelled(plan.category, elapsed, ended, began_at)
+            self._cancelled(plan, topic, outcomes, elapsed, began_at)
+            if keys is not None:
+                self._log.cancelled(keys, elapsed, plan.dispatcher_ids, plan.route_ids)
             raise
         result.duration_ms = elapsed = (self._now() - began) * 1000
         executions = zip(plan.counts, result.outcomes, strict=True)
-        self._counts.record(result.status, plan.category, elapsed, executions, began_at)
+        self._counts.record(result.status, plan.category, elapsed, executions, topic, began_at)
+        if keys is not None:
+            self._log.completed(keys, result, plan.dispatcher_ids, plan.route_ids)
         return result
+
+    def _started(self, plan: Plan, topic: str, envelope: EventEnvelope[Any]) -> Keys:
+        keys = message_keys(topic, plan.category, envelope)
+        self._log.started(keys, plan.dispatcher_ids, plan.route_ids)
+        return keys
+
+    def _cancelled(
+        self,
+        plan: Plan,
+        topic: str,
+        outcomes: Sequence[DispatchOutcome | None],
+        elapsed: float,
+        at: float,
+    ) -> None:
+        """Count the dispatch, and those of its dispatchers that had ended."""
+        ended = [(counts, one) for counts, one in zip(plan.counts, outcomes, strict=True) if one]
+        self._counts.record_cancelled(plan.category, elapsed, ended, topic, at)
 
     def dispatchers_for(self, topic: str, envelope: EventEnvelope[Any]) -> tuple[str, ...]:
         """The ids of those who would get the message, in order of priority."""
@@ -264,16 +328,22 @@ class MessageDispatchEngine:
             message = "This engine is not frozen yet. Call freeze() once all is registered."
             raise EngineNotFrozenError(message)
         try:
-            return frozen.cache[topic, envelope.category, envelope.message_type]
+            payload: object = envelope.payload
+            return frozen.cache[topic, envelope.category, envelope.message_type, type(payload)]
         except (KeyError, TypeError, AttributeError):
             return frozen.resolve(topic, envelope)
 
     def _without_dispatchers(
-        self, plan: Plan, topic: str, envelope: EventEnvelope[Any]
+        self, plan: Plan, topic: str, envelope: EventEnvelope[Any], keys: Keys | None
     ) -> DispatchResult:
         at = self._time()
         result = _empty(plan, topic, envelope, at)
-        self._counts.record(plan.status, result.message_category, 0.0, (), at)
+        self._counts.record(plan.status, result.message_category, 0.0, (), topic, at)
+        if plan.error_message is not None and plan.error_code is not None:
+            described = keys or message_keys(topic, plan.category, envelope)
+            self._log.unhandled(described, plan.error_message, plan.error_code)
+        if keys is not None:
+            self._log.completed(keys, result, (), ())
         return result
 
     async def _publish_outputs(
@@ -283,18 +353,15 @@ class MessageDispatchEngine:
         if not failures:
             return
         result.status = DispatchStatus.PUBLISH_FAILED
-        result.unpublished = tuple(topic for topic, _, _ in failures)
-        result.error_code = failures[0][2]
-        texts = [f"{topic} was not published: {reason}" for topic, reason, _ in failures]
+        result.unpublished = tuple(one.topic for one in failures)
+        codes = [one.code for one in failures]
+        result.error_code = HOP_LIMIT if HOP_LIMIT in codes else codes[0]
+        texts = list(dict.fromkeys(one.reason for one in failures))
         if result.error_message is not None:
             texts.insert(0, result.error_message)
         result.error_message = "; ".join(texts)
-        log.warning(
-            "output_not_published",
-            topic=result.topic,
-            message_type=result.message_type,
-            error=result.error_message,
-        )
+        keys = message_keys(result.topic, result.message_category, envelope)
+        self._log.unpublished(keys, result)
 
     # -- numbers ---------------------------------------------------------------------------
 

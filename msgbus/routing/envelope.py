@@ -12,7 +12,7 @@ from uuid import UUID
 from typing_extensions import TypeVar
 from uuid_utils import uuid7
 
-from msgbus.messages import Message, peek
+from msgbus.messages import Command, Message, peek
 from msgbus.metadata import NO_HEADERS, Metadata
 from msgbus.routing.categories import MessageCategory
 
@@ -56,7 +56,7 @@ def message_type_name(payload_or_type: object) -> str:
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: a dict is copied faster, and each dispatch makes a copy
 class EventEnvelope(Generic[T]):
     """A payload with its addresses and ids. It never changes; dispatchers share it."""
 
@@ -67,7 +67,8 @@ class EventEnvelope(Generic[T]):
     """What it is called; the payload's wire name or class name unless given."""
 
     category: MessageCategory | None = None
-    """What sort it is; must agree with the topic's, if that names one."""
+    """What sort it is, `COMMAND` for a `Command` unless given. Must agree with the topic's, if
+    that names one; without either it is an event."""
 
     correlation_id: Id | None = None
     """The flow it belongs to; for a response the request it answers."""
@@ -76,7 +77,7 @@ class EventEnvelope(Generic[T]):
     span_id: Id | None = None
     envelope_id: str = field(default_factory=new_id)
     topic: str | None = None
-    """Where it is going. `dispatch` takes the topic as its own argument."""
+    """Where it is going. A dispatcher sees the topic that was given to `dispatch`."""
 
     kind: MessageKind = MessageKind.EVENT
     """How `MessageRouter` delivers it."""
@@ -91,9 +92,11 @@ class EventEnvelope(Generic[T]):
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
-        """Name the message after its payload, unless it has a name."""
+        """Name the message after its payload, unless it has a name; a command is a command."""
         if not self.message_type:
             object.__setattr__(self, "message_type", message_type_name(self.payload))
+        if self.category is None and isinstance(self.payload, Command):
+            object.__setattr__(self, "category", MessageCategory.COMMAND)
 
     @property
     def key(self) -> str | None:
@@ -103,9 +106,22 @@ class EventEnvelope(Generic[T]):
     def onward(self, topic: str) -> EventEnvelope[T]:
         """The same message on its way to another topic: a new envelope, one hop further.
 
-        Its category is left to the new topic.
+        Its category is the one that the new topic names, if any.
         """
-        return replace(self, topic=topic, category=None, envelope_id=new_id(), hops=self.hops + 1)
+        category = MessageCategory.from_topic(topic)
+        return replace(
+            self, topic=topic, category=category, envelope_id=new_id(), hops=self.hops + 1
+        )
+
+    def addressed_to(self, topic: str) -> EventEnvelope[T]:
+        """The same envelope with this topic."""
+        if self.topic == topic:
+            return self
+        copy: EventEnvelope[T] = object.__new__(EventEnvelope)
+        fields = self.__dict__.copy()
+        fields["topic"] = topic
+        object.__setattr__(copy, "__dict__", fields)
+        return copy
 
     def response(self, payload: Any) -> EventEnvelope[Any]:
         """The answer to this request, addressed to the one who asked."""

@@ -10,6 +10,7 @@ from anyio.lowlevel import RunVar
 
 from msgbus.clock import Clock
 from msgbus.routing.dispatch import DispatchOutcome, DispatchResult, DispatchStatus
+from msgbus.routing.dispatch_log import DispatchLog, message_keys
 from msgbus.routing.dispatchers import DispatcherEntry
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.topics import is_topic
@@ -38,7 +39,8 @@ class BadOutputError(TypeError):
 class FanOut:
     """Runs dispatchers. Usable from several event loops; each has its own threads."""
 
-    def __init__(self, clock: Clock, max_threads: int) -> None:
+    def __init__(self, clock: Clock, max_threads: int, log: DispatchLog) -> None:
+        self._log = log
         self._clock = clock
         self._now: Callable[[], float] = clock.now
         self._max_threads = max_threads
@@ -86,6 +88,9 @@ class FanOut:
                 raise
             _failed(outcome, error)
         outcome.duration_ms = (self._now() - began) * 1000
+        if outcome.error_code is not None and outcome.is_error():
+            keys = message_keys(envelope.topic, entry.category, envelope)
+            self._log.failed(keys, outcome)
         return outcome
 
     async def _in_thread(self, entry: DispatcherEntry, envelope: EventEnvelope[Any]) -> Any:

@@ -4,29 +4,56 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final, final
+from typing import Any, Final, final
 
 from msgbus.routing.categories import MessageCategory
 from msgbus.routing.dispatch import DispatchOutcome, DispatchStatus
+from msgbus.telemetry.redaction import redact
 
-BUCKETS_MS: Final = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
+LATENCY_HISTOGRAM_BUCKETS: Final = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 """Upper bounds of the latency buckets, in milliseconds; a last bucket takes the rest."""
 
-BUCKET_NAMES: Final = (*(f"le_{bound}ms" for bound in BUCKETS_MS), f"gt_{BUCKETS_MS[-1]}ms")
+BUCKET_NAMES: Final = (
+    *(f"le_{bound}ms" for bound in LATENCY_HISTOGRAM_BUCKETS),
+    f"gt_{LATENCY_HISTOGRAM_BUCKETS[-1]}ms",
+)
+
+
+def _zeros(names: Iterable[str]) -> Callable[[], Mapping[str, int]]:
+    return lambda: dict.fromkeys(names, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyMetrics:
     """Durations in milliseconds, at one moment."""
 
-    avg_latency_ms: float
-    min_latency_ms: float
-    max_latency_ms: float
-    latency_histogram: Mapping[str, int]
+    total_latency_ms: float = 0.0
+    min_latency_ms: float = 0.0
+    max_latency_ms: float = 0.0
+    latency_histogram: Mapping[str, int] = field(default_factory=_zeros(BUCKET_NAMES))
     """How many fell into each bucket, by its name: `le_1ms` to `gt_10000ms`."""
+
+    @property
+    def avg_latency_ms(self) -> float:
+        """The average of all durations."""
+        count = sum(self.latency_histogram.values())
+        return self.total_latency_ms / count if count else 0.0
+
+    def _latency_with(self, duration_ms: float) -> dict[str, Any]:
+        """The fields of this class after one more duration."""
+        is_first = not any(self.latency_histogram.values())
+        lowest = duration_ms if is_first else min(self.min_latency_ms, duration_ms)
+        return {
+            "total_latency_ms": self.total_latency_ms + duration_ms,
+            "min_latency_ms": lowest,
+            "max_latency_ms": max(self.max_latency_ms, duration_ms),
+            "latency_histogram": _plus_one(
+                self.latency_histogram, BUCKET_NAMES[_bucket(duration_ms)]
+            ),
+        }
 
 
 @final
@@ -35,17 +62,41 @@ class DispatcherMetrics(LatencyMetrics):
     """One dispatcher at one moment."""
 
     dispatcher_id: str
-    execution_count: int
+    execution_count: int = 0
     """Executions that have ended, in whatever way but cancellation."""
 
-    success_count: int
-    error_count: int
+    success_count: int = 0
+    error_count: int = 0
     """Executions that failed; those out of time are among them."""
 
-    timeout_count: int
-    skipped_count: int
-    last_error_message: str | None
-    last_executed_at: datetime | None
+    timeout_count: int = 0
+    skipped_count: int = 0
+    last_error_message: str | None = None
+    last_executed_at: datetime | None = None
+    last_topic: str | None = None
+    """The topic of the last message."""
+
+    def record_execution(
+        self,
+        *,
+        duration_ms: float,
+        success: bool,
+        topic: str | None = None,
+        error_message: str | None = None,
+    ) -> DispatcherMetrics:
+        """These metrics and one more execution. Secrets in `error_message` are removed."""
+        return replace(
+            self,
+            execution_count=self.execution_count + 1,
+            success_count=self.success_count + success,
+            error_count=self.error_count + (not success),
+            last_error_message=(
+                self.last_error_message if error_message is None else redact(error_message)
+            ),
+            last_executed_at=datetime.now(UTC),
+            last_topic=self.last_topic if topic is None else topic,
+            **self._latency_with(duration_ms),
+        )
 
     @property
     def success_rate(self) -> float:
@@ -61,26 +112,71 @@ class DispatcherMetrics(LatencyMetrics):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchMetrics(LatencyMetrics):
-    """A whole engine at one moment."""
+    """A whole engine at one moment, or what `record_dispatch` was told."""
 
-    total_dispatches: int
+    total_dispatches: int = 0
     """Dispatches that have ended, in whatever way: the sum of `status_counts` and
     `cancelled_dispatches`."""
 
-    status_counts: Mapping[str, int]
+    status_counts: Mapping[str, int] = field(
+        default_factory=_zeros([status.value for status in DispatchStatus])
+    )
     """How many ended with each status, by its value."""
 
-    cancelled_dispatches: int
+    cancelled_dispatches: int = 0
     """Dispatches whose caller was cancelled."""
 
-    dispatcher_executions: int
+    dispatcher_executions: int = 0
     """Executions of all dispatchers."""
 
-    category_metrics: Mapping[str, int]
+    category_metrics: Mapping[str, int] = field(
+        default_factory=_zeros([category.value for category in MessageCategory])
+    )
     """How many messages of each category came, by its value."""
 
-    dispatcher_metrics: Mapping[str, DispatcherMetrics]
+    dispatcher_metrics: Mapping[str, DispatcherMetrics] = field(
+        default_factory=dict[str, DispatcherMetrics]
+    )
     """By dispatcher id."""
+
+    def record_dispatch(
+        self,
+        *,
+        duration_ms: float,
+        success: bool,
+        category: MessageCategory | None = None,
+        dispatcher_id: str | None = None,
+        topic: str | None = None,
+        error_message: str | None = None,
+    ) -> DispatchMetrics:
+        """These metrics and one more dispatch, for dispatching without an engine.
+
+        A failure counts as `HANDLER_ERROR`. With a `dispatcher_id` it counts as an execution of
+        that dispatcher, too; `topic` and `error_message` are kept there, secrets removed.
+        """
+        status = DispatchStatus.SUCCESS if success else DispatchStatus.HANDLER_ERROR
+        categories, dispatchers = self.category_metrics, self.dispatcher_metrics
+        if category is not None:
+            categories = _plus_one(categories, category.value)
+        if dispatcher_id is not None:
+            one = dispatchers.get(dispatcher_id) or DispatcherMetrics(dispatcher_id=dispatcher_id)
+            one = one.record_execution(
+                duration_ms=duration_ms, success=success, topic=topic, error_message=error_message
+            )
+            dispatchers = {**dispatchers, dispatcher_id: one}
+        return replace(
+            self,
+            total_dispatches=self.total_dispatches + 1,
+            status_counts=_plus_one(self.status_counts, status.value),
+            category_metrics=categories,
+            dispatcher_metrics=dispatchers,
+            dispatcher_executions=self.dispatcher_executions + (dispatcher_id is not None),
+            **self._latency_with(duration_ms),
+        )
+
+    def get_dispatcher_metrics(self, dispatcher_id: str) -> DispatcherMetrics | None:
+        """One dispatcher's metrics; `None` if it is not known."""
+        return self.dispatcher_metrics.get(dispatcher_id)
 
     @property
     def successful_dispatches(self) -> int:
@@ -120,6 +216,15 @@ def _fails(status: DispatchStatus) -> bool:
     return status.is_error()
 
 
+def _plus_one(counts: Mapping[str, int], name: str) -> Mapping[str, int]:
+    return {**counts, name: counts[name] + 1}
+
+
+def _bucket(milliseconds: float) -> int:
+    """The place of a duration among the buckets."""
+    return bisect_left(LATENCY_HISTOGRAM_BUCKETS, milliseconds)
+
+
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
@@ -137,36 +242,44 @@ class _Latencies:
     def add(self, milliseconds: float) -> None:
         if not self.count or milliseconds < self.lowest:
             self.lowest = milliseconds
-        self.highest = max(self.highest, milliseconds)
+        if milliseconds > self.highest:  # noqa: PLR1730 (max would be a call)
+            self.highest = milliseconds
         self.count += 1
         self.total += milliseconds
-        self.buckets[bisect_left(BUCKETS_MS, milliseconds) if milliseconds > 1 else 0] += 1
+        if milliseconds <= 1:
+            self.buckets[0] += 1  # nearly always, and no search
+        else:
+            self.buckets[_bucket(milliseconds)] += 1
 
-    @property
-    def average(self) -> float:
-        return self.total / self.count if self.count else 0.0
-
-    def histogram(self) -> dict[str, int]:
-        return dict(zip(BUCKET_NAMES, self.buckets, strict=True))
+    def latency(self) -> dict[str, Any]:
+        """The fields of `LatencyMetrics`."""
+        return {
+            "total_latency_ms": self.total,
+            "min_latency_ms": self.lowest,
+            "max_latency_ms": self.highest,
+            "latency_histogram": dict(zip(BUCKET_NAMES, self.buckets, strict=True)),
+        }
 
 
 @final
 class DispatcherCounts(_Latencies):
     """One dispatcher's numbers; written under the engine's lock."""
 
-    __slots__ = ("last_error", "last_time", "statuses")
+    __slots__ = ("last_error", "last_time", "last_topic", "statuses")
 
     def __init__(self) -> None:
         super().__init__()
         self.statuses = dict.fromkeys(DispatchStatus, 0)
         self.last_error: str | None = None
         self.last_time: float | None = None
+        self.last_topic: str | None = None
 
-    def record(self, outcome: DispatchOutcome, at: float) -> None:
+    def record(self, outcome: DispatchOutcome, topic: str, at: float) -> None:
         """Take one execution into account."""
         self.add(outcome.duration_ms)
         self.statuses[outcome.status] += 1
         self.last_time = at
+        self.last_topic = topic
         if outcome.error_message is not None:
             self.last_error = outcome.error_message
 
@@ -182,10 +295,8 @@ class DispatcherCounts(_Latencies):
             skipped_count=self.statuses[DispatchStatus.SKIPPED],
             last_error_message=self.last_error,
             last_executed_at=None if last is None else datetime.fromtimestamp(last, tz=UTC),
-            avg_latency_ms=self.average,
-            min_latency_ms=self.lowest,
-            max_latency_ms=self.highest,
-            latency_histogram=self.histogram(),
+            last_topic=self.last_topic,
+            **self.latency(),
         )
 
 
@@ -208,9 +319,9 @@ class EngineCounts(_Latencies):
         self._dispatchers: dict[str, DispatcherCounts] = {}
         self._cancelled = 0
 
-    def dispatcher(self, dispatcher_id: str) -> DispatcherCounts:
-        """The counters of one dispatcher."""
-        return self._dispatchers.setdefault(dispatcher_id, DispatcherCounts())
+    def add_dispatcher(self, dispatcher_id: str, counts: DispatcherCounts) -> None:
+        """Read these counters with the others from now on."""
+        self._dispatchers[dispatcher_id] = counts
 
     def record(
         self,
@@ -218,6 +329,7 @@ class EngineCounts(_Latencies):
         category: MessageCategory | None,
         milliseconds: float,
         executions: Iterable[tuple[DispatcherCounts, DispatchOutcome]],
+        topic: str,
         at: float,
     ) -> None:
         """Take one dispatch into account."""
@@ -227,22 +339,24 @@ class EngineCounts(_Latencies):
             if category is not None:
                 self._categories[category] += 1
             for counts, outcome in executions:
-                counts.record(outcome, at)
+                counts.record(outcome, topic, at)
 
     def record_cancelled(
         self,
-        category: MessageCategory,
+        category: MessageCategory | None,
         milliseconds: float,
         executions: Iterable[tuple[DispatcherCounts, DispatchOutcome]],
+        topic: str,
         at: float,
     ) -> None:
         """Take a dispatch into account whose caller went away, and those that had ended."""
         with self._lock:
             self.add(milliseconds)
             self._cancelled += 1
-            self._categories[category] += 1
+            if category is not None:
+                self._categories[category] += 1
             for counts, outcome in executions:
-                counts.record(outcome, at)
+                counts.record(outcome, topic, at)
 
     def read_dispatcher(self, dispatcher_id: str) -> DispatcherMetrics | None:
         """One dispatcher's numbers; `None` if there is no such dispatcher."""
@@ -263,8 +377,5 @@ class EngineCounts(_Latencies):
                 dispatcher_executions=sum(one.execution_count for one in dispatchers.values()),
                 category_metrics={cat.value: count for cat, count in self._categories.items()},
                 dispatcher_metrics=dispatchers,
-                avg_latency_ms=self.average,
-                min_latency_ms=self.lowest,
-                max_latency_ms=self.highest,
-                latency_histogram=self.histogram(),
+                **self.latency(),
             )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, final
 
 from msgbus.errors import WrongMessageTypeError
 from msgbus.messages import Event
 from msgbus.protocols import IMessageBus
 from msgbus.receipts import PublishReceipt
-from msgbus.routing.dispatch import DispatchResult
+from msgbus.routing.dispatch import HOP_LIMIT, DispatchResult
 from msgbus.routing.envelope import HOPS_HEADER, EventEnvelope
 from msgbus.telemetry.redaction import redact_exception
 
@@ -19,29 +19,37 @@ OutputPublisher: TypeAlias = Callable[[str, EventEnvelope[Any]], Any]
 `DispatchResult` or a `PublishReceipt` that says so. An engine's `dispatch` is one."""
 
 
+@final
+class Unpublished(NamedTuple):
+    """An output that was not published."""
+
+    topic: str
+    reason: str
+    code: str
+
+
 async def publish_onward(
     publish: OutputPublisher, outputs: list[str], envelope: EventEnvelope[Any], max_hops: int
-) -> list[tuple[str, str, str]]:
-    """Publish the payload under every output topic, in order; what failed, why, and its code.
+) -> list[Unpublished]:
+    """Publish the payload under every output topic, in order; return what failed.
 
     One failure does not keep the others back.
     """
-    failures: list[tuple[str, str, str]] = []
+    failures: list[Unpublished] = []
     for topic in outputs:
         if envelope.hops >= max_hops:
-            reason = f"the message has made {envelope.hops} hops, and no more are allowed"
-            failures.append((topic, reason, "HOP_LIMIT"))
+            failures.append(_too_far(topic, envelope.hops, max_hops))
             continue
         try:
             answer = publish(topic, envelope.onward(topic))
             if inspect.isawaitable(answer):
                 answer = await answer
         except Exception as error:
-            failures.append((topic, redact_exception(error), "PUBLISH_FAILED"))
+            failures.append(_failure(topic, redact_exception(error)))
             continue
         refusal = refusal_of(answer)
         if refusal is not None:
-            failures.append((topic, refusal, "PUBLISH_FAILED"))
+            failures.append(_refused(topic, answer, refusal))
     return failures
 
 
@@ -52,6 +60,25 @@ def refusal_of(answer: object) -> str | None:
     if isinstance(answer, PublishReceipt) and not answer.accepted:
         return f"{answer.status.value}: {answer.reason or 'no reason given'}"
     return None
+
+
+def _refused(topic: str, answer: object, refusal: str) -> Unpublished:
+    if isinstance(answer, DispatchResult) and answer.error_code == HOP_LIMIT:
+        # As it was said where the limit was met, not once more for each hop before.
+        return Unpublished(topic, answer.error_message or refusal, HOP_LIMIT)
+    return _failure(topic, refusal)
+
+
+def _too_far(topic: str, hops: int, max_hops: int) -> Unpublished:
+    reason = (
+        f"{topic} was not published: the message has made {hops} hops, the limit of this engine. "
+        f"Dispatchers pass it on in a circle, or max_hops={max_hops} is too low."
+    )
+    return Unpublished(topic, reason, HOP_LIMIT)
+
+
+def _failure(topic: str, reason: str) -> Unpublished:
+    return Unpublished(topic, f"{topic} was not published: {reason}", "PUBLISH_FAILED")
 
 
 def publish_on(bus: IMessageBus) -> OutputPublisher:

@@ -15,12 +15,12 @@ from msgbus.routing.metrics import DispatcherCounts
 from msgbus.routing.router import PatternRouter
 from msgbus.routing.topics import is_topic
 
-Key: TypeAlias = tuple[str, MessageCategory | None, str]
+Key: TypeAlias = tuple[str, MessageCategory | None, str, type]
 
 
 @final
 class Plan:
-    """What to do with messages of one topic, category and type."""
+    """What to do with messages of one topic, category, type and class of payload."""
 
     __slots__ = (
         "category",
@@ -28,13 +28,14 @@ class Plan:
         "dispatcher_ids",
         "error_code",
         "error_message",
+        "route_ids",
         "status",
         "steps",
     )
 
     def __init__(
         self,
-        category: MessageCategory,
+        category: MessageCategory | None,
         steps: Sequence[Step] = (),
         *,
         status: DispatchStatus = DispatchStatus.ROUTED,
@@ -42,9 +43,11 @@ class Plan:
         error_code: str | None = None,
     ) -> None:
         self.category = category
+        """`None` if the message is not valid and its topic names none."""
         self.steps = tuple(steps)
         self.counts: tuple[DispatcherCounts, ...] = tuple(step.entry.counts for step in steps)
         self.dispatcher_ids = tuple(step.entry.dispatcher_id for step in steps)
+        self.route_ids = tuple(step.route_id for step in steps)
         self.status = status
         """What a dispatch ends with if there are no steps."""
         self.error_message = error_message
@@ -83,8 +86,10 @@ class FrozenRoutes:
         fault = _fault(topic, envelope)
         if fault is not None:
             return fault
-        key = (topic, envelope.category, envelope.message_type)
-        plan = self._make(topic, *_categories(topic, envelope), envelope.message_type)
+        payload: object = envelope.payload
+        kind = type(payload)
+        key = (topic, envelope.category, envelope.message_type, kind)
+        plan = self._make(topic, *_categories(topic, envelope), envelope.message_type, kind)
         if len(self.cache) >= self._cache_size:
             # Topics made up of ids would fill it for ever. All at once, as it is refilled
             # in microseconds and an order of age would cost every hit.
@@ -98,6 +103,7 @@ class FrozenRoutes:
         category: MessageCategory,
         conflict: MessageCategory | None,
         message_type: str,
+        payload_type: type,
     ) -> Plan:
         if conflict is not None:
             return _invalid(
@@ -111,7 +117,9 @@ class FrozenRoutes:
         for found in self._router.find_all_routes(topic):
             route = self._routes[found.endpoint_id]
             entry = self._dispatchers[route.dispatcher_id]
-            if not (route.takes(category, message_type) and entry.takes(message_type)):
+            if not (
+                route.takes(category, message_type) and entry.takes(message_type, payload_type)
+            ):
                 continue
             if route.enabled:
                 # A dispatcher gets a message once, by the first route that leads to it.
@@ -160,7 +168,7 @@ def _fault(topic: object, envelope: EventEnvelope[Any] | object) -> Plan | None:
     return None
 
 
-def _invalid(text: str, code: str, category: MessageCategory = MessageCategory.EVENT) -> Plan:
+def _invalid(text: str, code: str, category: MessageCategory | None = None) -> Plan:
     return Plan(
         category, status=DispatchStatus.INVALID_MESSAGE, error_message=text, error_code=code
     )

@@ -40,7 +40,7 @@ async def test_a_message_reaches_the_dispatcher_its_route_names() -> None:
 
     result = await engine_of({"stock": reserve}).dispatch(TOPIC, PLACED)
 
-    assert seen == [PLACED]
+    assert seen == [PLACED.addressed_to(TOPIC)]
     assert result.is_successful()
     assert result.outputs == ["shop.events.reserved"]
     assert result.output_count == 1

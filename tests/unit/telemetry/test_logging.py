@@ -100,7 +100,7 @@ def test_an_event_that_structlog_fails_on_goes_to_the_standard_logger(
     log.error("handler_failed", handler="ship")
 
     (record,) = caplog.records
-    assert record.getMessage() == "handler_failed handler=ship structlog_error=RuntimeError"
+    assert record.getMessage() == "handler_failed handler=ship logger_error=RuntimeError"
 
 
 def test_structlog_that_is_imported_but_not_configured_is_left_alone(

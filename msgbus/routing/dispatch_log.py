@@ -1,0 +1,125 @@
+"""The log events of a dispatch engine. Their keys are in docs/reference/log-events.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, final
+
+from msgbus.protocols import require_members
+from msgbus.routing.categories import MessageCategory
+from msgbus.routing.dispatch import DispatchOutcome, DispatchResult
+from msgbus.routing.topics import is_topic
+from msgbus.telemetry.logging import EventLogger, Log, StandardLogger
+from msgbus.telemetry.tracebacks import redacted_traceback
+
+Keys: TypeAlias = dict[str, Any]
+
+_FIX: Final = "Give logging.getLogger(...), structlog.get_logger(...) or another that has them."
+_MISMATCHES: Final = {"NO_DISPATCHER": "no_dispatcher", "CATEGORY_MISMATCH": "category_mismatch"}
+
+
+def message_keys(topic: object, category: MessageCategory | None, envelope: object) -> Keys:
+    """Describe a message, which may be wrong in any way, for all its log events."""
+    correlation_id: object = getattr(envelope, "correlation_id", None)
+    trace_id: object = getattr(envelope, "trace_id", None)
+    return {
+        # What is no topic may have line breaks, and any length.
+        "topic": topic if isinstance(topic, str) and is_topic(topic) else f"{topic!r:.80}",
+        "category": None if category is None else category.value,
+        "message_type": getattr(envelope, "message_type", None),
+        "message_id": getattr(envelope, "envelope_id", None),
+        "correlation_id": None if correlation_id is None else str(correlation_id),
+        "trace_id": None if trace_id is None else str(trace_id),
+    }
+
+
+@final
+class DispatchLog:
+    """Writes the log events of one engine."""
+
+    def __init__(self, logger: EventLogger | StandardLogger | None) -> None:
+        if logger is not None:
+            require_members(logger, EventLogger, "logger", _FIX)
+        self._log = Log(logger)
+        self.is_enabled: Callable[[int], bool] = self._log.is_enabled
+        """Whether events of a level are written."""
+
+    def started(self, keys: Keys, dispatchers: Sequence[str], routes: Sequence[str]) -> None:
+        """Log that a dispatch begins, and to whom the message goes."""
+        self._log.info("dispatch_started", **keys, **_targets(dispatchers, routes))
+        for dispatcher_id, route_id in zip(dispatchers, routes, strict=True):
+            self._log.debug(
+                "dispatch_routed", **keys, dispatcher_id=dispatcher_id, route_id=route_id
+            )
+
+    def unhandled(self, keys: Keys, error: str, error_code: str) -> None:
+        """Log that a message goes to nobody: a warning, or an error if it is not valid."""
+        name = _MISMATCHES.get(error_code)
+        if name is None:
+            self._log.error("invalid_message", **keys, error=error, error_code=error_code)
+        else:
+            self._log.warning(name, **keys, error=error, error_code=error_code)
+
+    def failed(self, keys: Keys, outcome: DispatchOutcome) -> None:
+        """Log that a dispatcher failed."""
+        raised = outcome.exception
+        self._log.error(
+            "dispatcher_failed",
+            **keys,
+            dispatcher_id=outcome.dispatcher_id,
+            route_id=outcome.route_id,
+            duration_ms=outcome.duration_ms,
+            error=outcome.error_message,
+            error_code=outcome.error_code,
+            traceback=None if raised is None else redacted_traceback(raised),
+        )
+
+    def unpublished(self, keys: Keys, result: DispatchResult) -> None:
+        """Log that outputs were not published."""
+        self._log.warning(
+            "output_not_published",
+            **keys,
+            outputs=list(result.unpublished),
+            error=result.error_message,
+            error_code=result.error_code,
+        )
+
+    def completed(
+        self, keys: Keys, result: DispatchResult, dispatchers: Sequence[str], routes: Sequence[str]
+    ) -> None:
+        """Log how a dispatch ended, and each of its dispatchers."""
+        for outcome in result.outcomes:
+            self._log.debug(
+                "dispatcher_completed",
+                **keys,
+                dispatcher_id=outcome.dispatcher_id,
+                route_id=outcome.route_id,
+                **_ending(outcome, len(outcome.outputs)),
+            )
+        targets = _targets(dispatchers, routes)
+        ending = _ending(result, result.output_count)
+        self._log.info("dispatch_completed", **keys, **targets, **ending)
+
+    def cancelled(
+        self, keys: Keys, duration_ms: float, dispatchers: Sequence[str], routes: Sequence[str]
+    ) -> None:
+        """Log that the caller of a dispatch was cancelled."""
+        targets = _targets(dispatchers, routes)
+        self._log.info("dispatch_cancelled", **keys, **targets, duration_ms=duration_ms)
+
+
+def _targets(dispatchers: Sequence[str], routes: Sequence[str]) -> Keys:
+    return {
+        "dispatcher_ids": list(dispatchers),
+        "route_ids": list(routes),
+        "dispatcher_count": len(dispatchers),
+    }
+
+
+def _ending(result: DispatchOutcome | DispatchResult, output_count: int) -> Keys:
+    return {
+        "status": result.status.value,
+        "duration_ms": result.duration_ms,
+        "output_count": output_count,
+        "error_code": result.error_code,
+    }
