@@ -1,9 +1,10 @@
-"""The pytest plugin: three plain fixtures, and nothing that runs by itself.
+"""The pytest plugin: five plain fixtures, and nothing that runs by itself.
 
 It is loaded in every pytest run of everybody who has msgbus installed, so it imports only
 pytest, and the rest when a fixture is asked for. The fixtures are not async: they work
-alike under pytest-asyncio, anyio's plugin, pytest-trio and `trio.run`. Leave the plugin
-out with `-p no:msgbus`.
+alike under pytest-asyncio, anyio's plugin, pytest-trio and `trio.run`. Each may be redefined
+in a conftest.py, and those that build on it use that. Leave the plugin out with
+`-p no:msgbus`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
+    from pathlib import Path
 
     from msgbus.bus import MessageBus
     from msgbus.clock import VirtualClock
+    from msgbus.journal.port import Journal
     from msgbus.testing.recorder import Recorder
 
 
@@ -49,3 +52,21 @@ def msgbus_recorder(
     from msgbus.testing.recorder import record
 
     return lambda: record(msgbus_bus)
+
+
+@pytest.fixture
+def msgbus_journal(tmp_path: Path) -> str:
+    """The URL of a new SQLite journal in `tmp_path`; a second bus on it is a restart.
+    Redefine it in conftest.py for another: a URL such as `"memory:"`, or a `Journal`.
+    """
+    return f"sqlite:///{tmp_path / 'msgbus.db'}"
+
+
+@pytest.fixture
+def msgbus_journaled_bus(msgbus_clock: VirtualClock, msgbus_journal: str | Journal) -> MessageBus:
+    """A new bus on `msgbus_clock` with `msgbus_journal`; start it with `async with`.
+    Redefine it in conftest.py for a bus of your own on these two.
+    """
+    from msgbus.bus import MessageBus
+
+    return MessageBus(clock=msgbus_clock, journal=msgbus_journal)

@@ -40,10 +40,12 @@ async def use(bus, clock, recorder):
 FIXTURES = "msgbus_bus, msgbus_clock, msgbus_recorder"
 
 
-def run(pytester: pytest.Pytester, test: str, *options: str) -> pytest.RunResult:
+def run(
+    pytester: pytest.Pytester, test: str, *options: str, messages: str = MESSAGES
+) -> pytest.RunResult:
     """Run one test module in a folder of its own, with nothing of ours around it."""
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
-    pytester.makepyfile(MESSAGES + test)
+    pytester.makepyfile(messages + test)
     without = [f"-pno:{name}" for name in ("randomly", "cacheprovider", "hypothesispytest")]
     return pytester.runpytest(*without, *options)
 
@@ -81,6 +83,129 @@ def test_trio({FIXTURES}):
     result = run(pytester, test, "-p", "no:anyio", "-p", "no:asyncio")
 
     result.assert_outcomes(passed=2)
+
+
+JOURNAL = """
+import anyio, pytest, trio
+from msgbus import Event, MessageBus
+
+
+class Paid(Event):
+    number: int
+
+
+async def use(bus, clock, journal):
+    seen = []
+
+    async def book(event: Paid) -> None:
+        seen.append(event.number)
+
+    bus.subscribe(Paid, book, durable="books")
+    assert bus.clock is clock
+    async with bus:
+        await bus.publish(Paid(number=1))
+        await bus.publish(Paid(number=2), delay=3600)
+        await bus.settled()
+        assert seen == [1]
+
+    later = MessageBus(clock=clock, journal=journal)  # the process after this one
+    later.subscribe(Paid, book, durable="books")
+    async with later:
+        await clock.advance(3600)
+        await later.settled()
+        assert seen == [1, 2]
+"""
+
+JOURNALED = "msgbus_journaled_bus, msgbus_clock, msgbus_journal"
+
+
+def test_the_bus_with_a_journal_works_on_both_back_ends(pytester: pytest.Pytester) -> None:
+    """20.8: what is left in the journal is there for the next bus."""
+    test = f"""
+def test_asyncio({JOURNALED}):
+    anyio.run(use, {JOURNALED})
+
+def test_trio({JOURNALED}):
+    trio.run(use, {JOURNALED})
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_anyio({JOURNALED}, anyio_backend):
+    await use({JOURNALED})
+"""
+
+    run(pytester, test, messages=JOURNAL).assert_outcomes(passed=4)
+
+
+def test_every_test_has_a_journal_of_its_own(pytester: pytest.Pytester) -> None:
+    """20.8."""
+    test = """
+seen = set()
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_it(msgbus_journal, tmp_path, number):
+    seen.add(msgbus_journal)
+    assert len(seen) == number
+    assert str(tmp_path) in msgbus_journal
+    assert not list(tmp_path.iterdir())  # made by the bus that starts on it
+"""
+
+    run(pytester, test).assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize("back_end", ["anyio", "trio"])
+def test_a_conftest_overrides_the_journal(pytester: pytest.Pytester, back_end: str) -> None:
+    """20.8."""
+    pytester.makeconftest(
+        """
+import pytest
+
+@pytest.fixture
+def msgbus_journal():
+    return "memory:"
+"""
+    )
+    test = f"""
+async def look(bus):
+    async with bus:
+        assert type(bus.journal).__name__ == "MemoryJournal"
+
+def test_it(msgbus_journaled_bus):
+    {back_end}.run(look, msgbus_journaled_bus)
+"""
+
+    run(pytester, test).assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize("back_end", ["anyio", "trio"])
+def test_a_conftest_overrides_the_buses(pytester: pytest.Pytester, back_end: str) -> None:
+    """20.8: an application gives its tests its own buses, and the recorder uses them."""
+    pytester.makeconftest(
+        """
+import pytest
+from msgbus.resilience import ResilientMessageBus
+
+@pytest.fixture
+def msgbus_bus(msgbus_clock):
+    return ResilientMessageBus(clock=msgbus_clock)
+
+@pytest.fixture
+def msgbus_journaled_bus(msgbus_clock, msgbus_journal):
+    return ResilientMessageBus(clock=msgbus_clock, journal=msgbus_journal)
+"""
+    )
+    test = f"""
+async def look(bus, recorder):
+    async with bus, recorder() as recorded:
+        assert type(bus) is type(recorded.bus)
+        assert type(bus).__name__ == "ResilientMessageBus"
+        assert bus.journal is not None
+
+def test_it(msgbus_journaled_bus, msgbus_recorder):
+    {back_end}.run(look, msgbus_journaled_bus, msgbus_recorder)
+"""
+
+    run(pytester, test).assert_outcomes(passed=1)
 
 
 def test_every_test_has_a_bus_of_its_own(pytester: pytest.Pytester) -> None:
@@ -148,6 +273,9 @@ def test_the_fixtures_explain_themselves(pytester: pytest.Pytester) -> None:
             "*Time that stands still*",
             "msgbus_bus*",
             "msgbus_recorder*",
+            "msgbus_journal*",
+            "msgbus_journaled_bus*",
+            "*Redefine it in conftest.py*",
         ]
     )
 
