@@ -15,7 +15,6 @@ from msgbus.telemetry.tracebacks import redacted_traceback
 Keys: TypeAlias = dict[str, Any]
 
 _FIX: Final = "Give logging.getLogger(...), structlog.get_logger(...) or another that has them."
-_MISMATCHES: Final = {"NO_DISPATCHER": "no_dispatcher", "CATEGORY_MISMATCH": "category_mismatch"}
 
 
 def message_keys(topic: object, category: MessageCategory | None, envelope: object) -> Keys:
@@ -54,11 +53,12 @@ class DispatchLog:
 
     def unhandled(self, keys: Keys, error: str, error_code: str) -> None:
         """Log that a message goes to nobody: a warning, or an error if it is not valid."""
-        name = _MISMATCHES.get(error_code)
-        if name is None:
-            self._log.error("invalid_message", **keys, error=error, error_code=error_code)
+        if error_code == "NO_DISPATCHER":
+            self._log.warning("no_dispatcher", **keys, error=error, error_code=error_code)
+        elif error_code == "CATEGORY_MISMATCH":
+            self._log.warning("category_mismatch", **keys, error=error, error_code=error_code)
         else:
-            self._log.warning(name, **keys, error=error, error_code=error_code)
+            self._log.error("invalid_message", **keys, error=error, error_code=error_code)
 
     def failed(self, keys: Keys, outcome: DispatchOutcome) -> None:
         """Log that a dispatcher failed."""

@@ -56,16 +56,16 @@ def msgbus_recorder(
 
 @pytest.fixture
 def msgbus_journal(tmp_path: Path) -> str:
-    """The URL of a new SQLite journal in `tmp_path`; a second bus on it is a restart.
-    Redefine it in conftest.py for another: a URL such as `"memory:"`, or a `Journal`.
-    """
+    """The URL of a new journal in `tmp_path`. Redefine it in conftest.py for another."""
     return f"sqlite:///{tmp_path / 'msgbus.db'}"
 
 
 @pytest.fixture
 def msgbus_journaled_bus(msgbus_clock: VirtualClock, msgbus_journal: str | Journal) -> MessageBus:
-    """A new bus on `msgbus_clock` with `msgbus_journal`; start it with `async with`.
-    Redefine it in conftest.py for a bus of your own on these two.
+    """A new bus on `msgbus_clock` and `msgbus_journal`; start it with `async with`.
+
+    A second bus on `msgbus_journal` finds what this one left. Redefine it in conftest.py for a
+    bus of your own on the two.
     """
     from msgbus.bus import MessageBus
 
