@@ -6,6 +6,7 @@ publish under 1 ms. The budgets in microseconds below are a tenth of that.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -39,8 +40,10 @@ def envelopes(number: int) -> Sequence[EventEnvelope[Any]]:
     return [EventEnvelope(event) for event in subjects.events(number)]
 
 
-def engine_of(handler: Handler, dispatchers: int) -> MessageDispatchEngine:
-    engine = MessageDispatchEngine()
+def engine_of(
+    handler: Handler, dispatchers: int, logger: logging.Logger | None = None
+) -> MessageDispatchEngine:
+    engine = MessageDispatchEngine(logger=logger)
     for number, each in enumerate(subjects.copies(handler, dispatchers)):
         name = f"note-{number}"
         engine.register_dispatcher(name, each, MessageCategory.EVENT)
@@ -49,9 +52,18 @@ def engine_of(handler: Handler, dispatchers: int) -> MessageDispatchEngine:
     return engine
 
 
+def logger_at(level: int) -> logging.Logger:
+    """A logger that formats what it is given, and writes it nowhere."""
+    logger = logging.Logger(f"benchmark-{level}", level)  # noqa: LOG001 (nobody else's)
+    logger.addHandler(logging.NullHandler())
+    return logger
+
+
 @asynccontextmanager
-async def dispatch(handler: Handler, *, dispatchers: int) -> AsyncGenerator[Run]:
-    engine = engine_of(handler, dispatchers)
+async def dispatch(
+    handler: Handler, *, dispatchers: int, logger: logging.Logger | None = None
+) -> AsyncGenerator[Run]:
+    engine = engine_of(handler, dispatchers, logger)
 
     async def run(messages: Sequence[Any]) -> None:
         for message in messages:
@@ -235,6 +247,15 @@ ROWS: Final = (
         "dispatch, 10 dispatchers",
         "publish, as many handlers",
         (to_handlers(10), dispatching(10)),
+    ),
+    row(
+        "logged",
+        "dispatch, logged at level info",
+        "the same, level off",
+        (
+            side(partial(dispatch, dispatchers=1, logger=logger_at(logging.CRITICAL))),
+            side(partial(dispatch, dispatchers=1, logger=logger_at(logging.INFO))),
+        ),
     ),
     row("correlate", "a correlated reply", commands.BARE, (asking(bare), asking(correlate))),
     row("request_bare", "bus.request", commands.BARE, (asking(bare), asking(request))),
