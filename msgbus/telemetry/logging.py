@@ -51,6 +51,8 @@ class Log:
         self._is_default = logger is None
         self._standard: StandardLogger = _msgbus
         self._given: Any = None
+        self._bound: Any = None
+        self._configured: object = None
         self.is_enabled: Callable[[int], bool] = self._is_enabled
         """Whether events of a level are written; asked before an event is made."""
         if isinstance(logger, logging.Logger | logging.LoggerAdapter):
@@ -76,13 +78,27 @@ class Log:
         self._write(logging.ERROR, name, data)
 
     def _is_enabled(self, level: int) -> bool:
-        logger = self._structured()
+        logger = self._bound_logger()
         if logger is None:
             return self._standard.isEnabledFor(level)
         try:
-            return bool(logger.is_enabled_for(level))
+            asked = getattr(logger, "is_enabled_for", None) or logger.isEnabledFor
+            return bool(asked(level))
         except Exception:  # not every logger can be asked
             return True
+
+    def _bound_logger(self) -> Any:
+        """The structured logger, bound once for each configuration: that takes microseconds."""
+        structlog = sys.modules.get("structlog")
+        if structlog is None or not structlog.is_configured():
+            return self._given
+        config = structlog.get_config()
+        configured = (config["wrapper_class"], config["logger_factory"])
+        if configured != self._configured:
+            logger = self._structured()
+            self._bound = logger.bind() if hasattr(logger, "bind") else logger
+            self._configured = configured
+        return self._bound
 
     def _structured(self) -> Any:
         if not self._is_default:

@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from msgbus import ConfigurationError
 from msgbus.clock import VirtualClock
 from msgbus.routing import DispatchResult, DispatchStatus, EventEnvelope, MessageDispatchEngine
+from msgbus.telemetry.logging import Log
 from tests.unit.routing.engines import (
     COMMAND,
     EVENT,
@@ -327,24 +328,52 @@ async def test_a_level_that_is_off_logs_nothing(
     assert levels == {"WARNING": set(), "INFO": {"INFO"}, "DEBUG": {"INFO", "DEBUG"}}[level]
 
 
-async def test_a_level_that_structlog_filters_is_off() -> None:
-    wrapper = structlog.make_filtering_bound_logger(logging.WARNING)
-    structlog.configure(wrapper_class=wrapper, logger_factory=structlog.ReturnLoggerFactory())
-    calls: list[str] = []
+@pytest.mark.parametrize("is_given", [False, True])
+async def test_a_level_that_structlog_filters_is_off(is_given: bool) -> None:
+    made: list[str] = []
 
-    class Category(str):
-        """Notes that somebody wrote the keys of an event."""
+    class Flow(str):
+        """Notes that somebody made the keys of an event."""
 
         __slots__ = ()
 
         def __str__(self) -> str:
-            calls.append("written")
+            made.append("keys")
             return "flow"
 
-    envelope = EventEnvelope(OrderPlaced(), correlation_id=Category("flow"))
-    await engine_of({"stock": nothing}).dispatch(TOPIC, envelope)
+    def configure(level: int) -> None:
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(level),
+            logger_factory=structlog.ReturnLoggerFactory(),
+        )
 
-    assert calls == []
+    configure(logging.WARNING)
+    engine = engine_of({"stock": nothing}, logger=structlog.get_logger() if is_given else None)
+    envelope = EventEnvelope(OrderPlaced(), correlation_id=Flow("flow"))
+
+    await engine.dispatch(TOPIC, envelope)
+    assert made == []
+
+    configure(logging.INFO)
+    await engine.dispatch(TOPIC, envelope)
+    assert made == ["keys"]
+
+    configure(logging.WARNING)
+    await engine.dispatch(TOPIC, envelope)
+    assert made == ["keys"]
+
+
+def test_a_structlog_logger_around_a_standard_one_has_the_level_of_that() -> None:
+    structlog.configure(
+        wrapper_class=structlog.stdlib.BoundLogger, logger_factory=structlog.stdlib.LoggerFactory()
+    )
+    log = Log(structlog.get_logger("dispatch-engine"))
+
+    logging.getLogger("dispatch-engine").setLevel(logging.ERROR)
+    assert not log.is_enabled(logging.INFO)
+    logging.getLogger("dispatch-engine").setLevel(logging.INFO)
+    assert log.is_enabled(logging.INFO)
+    logging.getLogger("dispatch-engine").setLevel(logging.NOTSET)
 
 
 async def test_a_logger_that_raises_does_not_harm_the_dispatch(
