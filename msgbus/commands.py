@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from typing_extensions import override
 
@@ -12,7 +12,7 @@ from msgbus.context import current_frame, fix_in_frame
 from msgbus.depth import called_too_deep
 from msgbus.lifecycle import CommandResultEvent, CommandStartedEvent
 from msgbus.messages import Command, R, require_command, set_meta
-from msgbus.metadata import ROOT
+from msgbus.metadata import ROOT, Root
 from msgbus.middleware.chain import not_awaited
 from msgbus.options import check_seconds
 from msgbus.plans import CommandPlan
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from msgbus.session import BusSession
 
 FOLD_AT: Final = Durations.FOLD_AT
+NO_PLAN: Final = cast("CommandPlan", None)
+NOT_PLAIN: Final = Root()
+"""In place of a plan and metadata that are not known yet: such a command is handled in `_run`."""
+
 get_frame: Final = current_frame.get
 set_frame: Final = current_frame.set
 reset_frame: Final = current_frame.reset
@@ -57,7 +61,8 @@ class CommandSide(SendingMethods):
             plan = self._commands[type(command)]
             meta = command.__meta__
         except (KeyError, AttributeError):
-            return await self._run(*self._prepare(command, timeout, headers))
+            # Not from in here: a handler's exception would have this one as its context.
+            plan, meta = NO_PLAN, NOT_PLAIN
         outer = get_frame()
         core = self._core
         if outer is not None or timeout is not None or headers or core.watched:

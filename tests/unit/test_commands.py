@@ -82,6 +82,16 @@ async def test_a_failed_handler_gives_a_failed_result_with_its_own_exception() -
         result.unwrap()
 
 
+async def test_the_exception_of_the_first_command_has_no_context_of_the_bus() -> None:
+    """20.6: it would be logged as what the handler was dealing with."""
+    bus = make_bus()
+
+    for _ in range(2):
+        result = await bus.execute(Fail())
+        assert result.exception is not None
+        assert result.exception.__context__ is None
+
+
 async def test_call_raises_the_handlers_own_exception() -> None:
     with pytest.raises(ValueError, match="boom"):
         await make_bus().call(Fail())
