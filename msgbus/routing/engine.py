@@ -28,7 +28,7 @@ from msgbus.routing.dispatch import (
     DispatchRoute,
     DispatchStatus,
 )
-from msgbus.routing.dispatch_log import DispatchLog, Keys, message_keys
+from msgbus.routing.dispatch_log import Dispatched, DispatchLog
 from msgbus.routing.dispatchers import (
     DispatcherEntry,
     DispatcherRegistry,
@@ -254,10 +254,10 @@ class MessageDispatchEngine:
             EngineNotFrozenError: `freeze` was not called yet.
         """
         plan = self._plan(topic, envelope)
-        keys = self._started(plan, topic, envelope) if self._logs(INFO) else None
+        logged = self._started(plan, topic, envelope) if self._logs(INFO) else None
         steps = plan.steps
         if not steps:
-            return self._without_dispatchers(plan, topic, envelope, keys)
+            return self._without_dispatchers(plan, topic, envelope, logged)
         if envelope.topic != topic:
             envelope = envelope.addressed_to(topic)
         began_at = self._time()
@@ -274,20 +274,20 @@ class MessageDispatchEngine:
         except BaseException:
             elapsed = (self._now() - began) * 1000
             self._cancelled(plan, topic, outcomes, elapsed, began_at)
-            if keys is not None:
-                self._log.cancelled(keys, elapsed, plan.dispatcher_ids, plan.route_ids)
+            if logged is not None:
+                self._log.cancelled(logged, elapsed, plan.dispatcher_ids, plan.route_ids)
             raise
         result.duration_ms = elapsed = (self._now() - began) * 1000
         executions = zip(plan.counts, result.outcomes, strict=True)
         self._counts.record(result.status, plan.category, elapsed, executions, topic, began_at)
-        if keys is not None:
-            self._log.completed(keys, result, plan.dispatcher_ids, plan.route_ids)
+        if logged is not None:
+            self._log.completed(logged, result, plan.dispatcher_ids, plan.route_ids)
         return result
 
-    def _started(self, plan: Plan, topic: str, envelope: EventEnvelope[Any]) -> Keys:
-        keys = message_keys(topic, plan.category, envelope)
-        self._log.started(keys, plan.dispatcher_ids, plan.route_ids)
-        return keys
+    def _started(self, plan: Plan, topic: str, envelope: EventEnvelope[Any]) -> Dispatched:
+        given = Dispatched(topic, plan.category, envelope)
+        self._log.started(given, plan.dispatcher_ids, plan.route_ids)
+        return given
 
     def _cancelled(
         self,
@@ -334,16 +334,16 @@ class MessageDispatchEngine:
             return frozen.resolve(topic, envelope)
 
     def _without_dispatchers(
-        self, plan: Plan, topic: str, envelope: EventEnvelope[Any], keys: Keys | None
+        self, plan: Plan, topic: str, envelope: EventEnvelope[Any], logged: Dispatched | None
     ) -> DispatchResult:
         at = self._time()
         result = _empty(plan, topic, envelope, at)
         self._counts.record(plan.status, result.message_category, 0.0, (), topic, at)
         if plan.error_message is not None and plan.error_code is not None:
-            described = keys or message_keys(topic, plan.category, envelope)
-            self._log.unhandled(described, plan.error_message, plan.error_code)
-        if keys is not None:
-            self._log.completed(keys, result, (), ())
+            given = Dispatched(topic, plan.category, envelope)
+            self._log.unhandled(given, plan.error_message, plan.error_code)
+        if logged is not None:
+            self._log.completed(logged, result, (), ())
         return result
 
     async def _publish_outputs(
@@ -360,8 +360,8 @@ class MessageDispatchEngine:
         if result.error_message is not None:
             texts.insert(0, result.error_message)
         result.error_message = "; ".join(texts)
-        keys = message_keys(result.topic, result.message_category, envelope)
-        self._log.unpublished(keys, result)
+        given = Dispatched(result.topic, result.message_category, envelope)
+        self._log.unpublished(given, result)
 
     # -- numbers ---------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from anyio.lowlevel import RunVar
 
 from msgbus.clock import Clock
 from msgbus.routing.dispatch import DispatchOutcome, DispatchResult, DispatchStatus
-from msgbus.routing.dispatch_log import DispatchLog, message_keys
+from msgbus.routing.dispatch_log import Dispatched, DispatchLog
 from msgbus.routing.dispatchers import DispatcherEntry
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.topics import is_topic
@@ -89,8 +89,7 @@ class FanOut:
             _failed(outcome, error)
         outcome.duration_ms = (self._now() - began) * 1000
         if outcome.error_code is not None and outcome.is_error():
-            keys = message_keys(envelope.topic, entry.category, envelope)
-            self._log.failed(keys, outcome)
+            self._log.failed(Dispatched(envelope.topic, entry.category, envelope), outcome)
         return outcome
 
     async def _in_thread(self, entry: DispatcherEntry, envelope: EventEnvelope[Any]) -> Any:

@@ -51,10 +51,11 @@ def methods(tree: ast.Module) -> dict[str, str]:
 
 
 def level_of(node: ast.AST) -> str | None:
-    """The level of `log.warning` or the like."""
-    if not (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)):
+    """The level of `log.warning`, `self._log.warning` or the like."""
+    if not isinstance(node, ast.Attribute):
         return None
-    return node.attr if node.value.id == "log" and node.attr in LEVELS else None
+    owner = ast.unparse(node.value)
+    return node.attr if owner in ("log", "self._log") and node.attr in LEVELS else None
 
 
 def keys_behind(stars: ast.expr, tree: ast.Module) -> tuple[list[str], set[str]]:

@@ -356,11 +356,12 @@ async def test_a_level_that_structlog_filters_is_off(is_given: bool) -> None:
 
     configure(logging.INFO)
     await engine.dispatch(TOPIC, envelope)
-    assert made == ["keys"]
+    assert made
+    made.clear()
 
     configure(logging.WARNING)
     await engine.dispatch(TOPIC, envelope)
-    assert made == ["keys"]
+    assert made == []
 
 
 def test_a_structlog_logger_around_a_standard_one_has_the_level_of_that() -> None:
@@ -394,5 +395,5 @@ async def test_a_logger_that_raises_does_not_harm_the_dispatch(
 
 @pytest.mark.parametrize("logger", ["dispatch-engine", print, object()])
 def test_what_is_no_logger_is_refused_with_what_it_lacks(logger: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"lacks debug, error, info.*logging\.getLogger"):
+    with pytest.raises(ConfigurationError, match=r"lacks debug, error, info.* of structlog"):
         MessageDispatchEngine(logger=logger)
