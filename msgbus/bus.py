@@ -15,7 +15,7 @@ from msgbus.commands import CommandSide
 from msgbus.config import BusConfig
 from msgbus.context import current_frame
 from msgbus.core import BusCore, Phase
-from msgbus.errors import BusStateError, ConfigurationError, Fault
+from msgbus.errors import BusClosedError, ConfigurationError, Fault
 from msgbus.events import EventSide
 from msgbus.expectations import Expectation, Where
 from msgbus.filters import FilterLike
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from msgbus.durability.hub import Durability
     from msgbus.lanes import Lane
+    from msgbus.runtime import Runtime
 
 
 class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Subscription]):
@@ -106,8 +106,11 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         self._open_event_side()
         self._open_journal_side(journal)
         self._keeper = self._make_keeper()
-        self._report: DrainReport | None = None
-        self._stopped = anyio.Event()
+        self._report = DrainReport()
+        self._starting: anyio.Event | None = None
+        """Set when the start that is under way has come to its end."""
+        self._stopping: anyio.Event | None = None
+        """Set when the stop that is under way has come to its end."""
         for one in middleware:
             self.add_middleware(one)
         for predicate in filters:
@@ -196,11 +199,9 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
 
         Raises:
             ConfigurationError: It cannot be called that way.
-            BusStateError: The bus has started; chains are built once.
+            BusStateError: The bus runs; chains are built once for each start.
         """
-        if self._core.phase is not Phase.NEW:
-            message = "Middleware must be added before the bus is started."
-            raise BusStateError(message)
+        self._core.require_set_up("Middleware")
         self._core.middleware.append(make_entry(middleware, types, per))
         self._core.refresh()
 
@@ -234,6 +235,14 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
     def policy_in_words(self, registration: Registration) -> str | None:  # noqa: ARG002 (as above)
         """What is around a handler beside its middleware; for the bus's parts."""
         return None
+
+    def require_home(self, what: str) -> None:
+        """Raise if it runs on another thread's event loop than the caller; for the bus's parts.
+
+        Raises:
+            ForeignLoopError: It does.
+        """
+        self._core.require_home(what)
 
     def is_retried(self, registration: Registration) -> bool:  # noqa: ARG002 (for subclasses)
         """Whether what is around a handler tries again by itself."""
@@ -276,75 +285,104 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
 
         Raises:
             BusNotStartedError: There is no event loop to go to yet.
+            BusClosedError: There is none any more.
         """
-        return BusPortal(self, self._core.require_runtime())
+        return BusPortal(self, self._core)
 
     # -- life ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Check the set-up, open what handlers need, and begin to deliver.
 
+        A stopped bus may be started again, on this event loop or another, with the same
+        handlers, middleware and journal: what handlers need is opened anew, counters go on, and
+        nothing that `stop` has handed back is delivered. A start that fails leaves the bus as
+        it was, to be started again. A second call while one is under way waits for that one; on
+        a running bus it does nothing.
+
         Raises:
             ConfigurationError: With all faults that were found; nothing was started.
-            BusClosedError: It was stopped before; make a new bus.
+            BusClosedError: It is stopping; wait for `stop` to return.
+            ForeignLoopError: It runs on another event loop.
         """
         core = self._core
+        core.require_own_loop("start")
+        while self._starting is not None:
+            await self._starting.wait()
+        if self._stopping is not None:
+            message = "Cannot start this bus: it is stopping. Wait for `await bus.stop()` first."
+            raise BusClosedError(message)
         if core.phase is Phase.RUNNING:
             return
-        self._core.require_open("start")
         faults = self.check()
         if faults:
             raise ConfigurationError(faults=faults)
+        self._starting = anyio.Event()
+        try:
+            await self._start(current_runtime())
+        finally:
+            self._starting.set()
+            self._starting = None
+
+    async def _start(self, runtime: Runtime) -> None:
+        core = self._core
         warm_up()
-        runtime = current_runtime()
+        was_new = core.phase is Phase.NEW
+        core.begin_run(runtime)
         try:
             await core.providers.open(runtime, self._keeper)
             core.make_handlers()
-        except BaseException:
-            core.providers.forget()
-            keeper, self._keeper = self._keeper, self._make_keeper()
-            await keeper.close()
-            raise
-        core.runtime = runtime
-        core.phase = Phase.RUNNING
-        core.begin()
-        # A variable that has a value is cheaper to set and reset than one that has none.
-        current_frame.set(current_frame.get())
-        core.refresh()
-        core.open_lanes()
-        self._schedule.open(runtime)
-        if core.durability is not None:
-            await self._start_journal(core.durability)
-
-    async def _start_journal(self, durability: Durability) -> None:
-        try:
-            await self._journal_opened()
-            await durability.start()
+            was_new = False
+            # A variable that has a value is cheaper to set and reset than one that has none.
+            current_frame.set(current_frame.get())
+            core.open_run(runtime)
+            self._schedule.open(runtime)
+            if core.durability is not None:
+                await self._journal_opened()
+                await core.durability.start()
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self.stop(0)
+                if was_new:  # what was published before is kept for the next try
+                    await self._close_resources()
+                    core.leave_home()
+                else:
+                    await self._stop(0)
             raise
 
     async def stop(self, timeout: float | None = 30.0) -> DrainReport:
         """Refuse new work, finish what is queued, and say what became of it.
 
         Handlers may go on sending while the bus drains. What is not finished within
-        `timeout` seconds is cancelled and counted; `None` waits as long as it takes. A
-        second call gives the same report.
+        `timeout` seconds is cancelled and counted; `None` waits as long as it takes. Sessions
+        and streams that are still open end with it. A second call gives the same report. Until
+        the next `start` the bus raises `BusClosedError`.
 
         Raises:
             InsideHandlerError: Called by a handler, which would wait for itself.
+            ForeignLoopError: It runs on another event loop.
         """
         core = self._core
         core.refuse_inside_handler("bus.stop()")
-        if not core.accepting:
-            await self._stopped.wait()
-            return self._report or DrainReport()
+        if core.home is not None and core.home.has_ended():
+            core.home = None  # nobody else can stop it any more
+        core.require_own_loop("stop")
+        while self._starting is not None:
+            await self._starting.wait()
+        if self._stopping is not None:
+            await self._stopping.wait()
+        elif core.phase is not Phase.STOPPED:
+            await self._stop(timeout)
+        return self._report
+
+    async def _stop(self, timeout: float | None) -> None:
+        core = self._core
+        self._stopping = anyio.Event()
         core.accepting = False
-        core.begin()  # if it was never started, the report says what is left
+        core.forget_unstarted()  # if it was never started, the report says what is left
         core.phase = Phase.DRAINING
         core.refresh()
         self._schedule.close()
+        self._report = DrainReport()
         try:
             await drain(core, timeout)
         finally:
@@ -353,26 +391,41 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
                 with anyio.CancelScope(shield=True):
                     await self._end()
             finally:
-                self._stopped.set()
-        return self._report or DrainReport()
+                self._stopping.set()
+                self._stopping = None
 
     async def _end(self) -> None:
         try:
             self._report = await end(self._core, self._schedule.hand_back())
+            await workers_gone(self._core)
         finally:
-            await self._close_down()
+            self._core.end_run()
+            try:
+                await self._close_down()
+            finally:
+                self._core.leave_home()
 
     def _make_keeper(self) -> Keeper:
         return Keeper(f"bus {self.config.name}")
 
     async def _close_down(self) -> None:
-        await workers_gone(self._core)
-        if self._core.durability is not None:
-            try:
-                await self._journal_closing()
-            finally:
-                await self._core.durability.close()
-        for failure in await self._keeper.close():
+        """Close what this run had open, last first."""
+        durability = self._core.durability
+        try:
+            for session in list(self._core.sessions.values()):
+                await session.close()
+            if durability is not None:
+                try:
+                    await self._journal_closing()
+                finally:
+                    await durability.close()
+        finally:
+            await self._close_resources()
+
+    async def _close_resources(self) -> None:
+        keeper, self._keeper = self._keeper, self._make_keeper()
+        self._core.providers.forget()
+        for failure in await keeper.close():
             log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
 
     async def settled(self, timeout: float | None = None) -> None:
@@ -386,9 +439,11 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
             SettleTimeoutError: Something still runs after `timeout`; it is named.
             InsideHandlerError: Called by a handler, which would wait for itself.
             BusNotStartedError: Events are queued, but the bus was never started.
+            ForeignLoopError: It runs on another event loop.
         """
         core = self._core
         core.refuse_inside_handler("bus.settled()")
+        core.require_own_loop("wait for")
         if core.phase is Phase.NEW and core.busy(core.lanes.values(), commands=False):
             core.require_runtime()
         await quiet(core, timeout)

@@ -11,8 +11,10 @@ from msgbus.depth import DepthWatch
 from msgbus.errors import (
     BusClosedError,
     BusNotStartedError,
+    BusStateError,
     ConfigurationError,
     Fault,
+    ForeignLoopError,
     InsideHandlerError,
     MissingHandlerError,
 )
@@ -25,6 +27,7 @@ from msgbus.plans import CommandPlan, EventPlan, TopicPlans
 from msgbus.queue import BoundedEventQueue
 from msgbus.quiescence import Quiescence
 from msgbus.registrations import Registration, registration_faults
+from msgbus.runtime import foreign_loop
 from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -46,12 +49,17 @@ if TYPE_CHECKING:
 
 
 class Phase(Enum):
-    """A bus's life, in this order."""
+    """A bus's life, in this order; a stopped bus that is started again begins anew."""
 
     NEW = "new"
     RUNNING = "running"
     DRAINING = "draining"
     STOPPED = "stopped"
+
+
+def _has_stopped(what: str) -> BusClosedError:
+    message = f"Cannot {what} this bus: it has stopped. Start it again with `await bus.start()`."
+    return BusClosedError(message)
 
 
 @final
@@ -93,7 +101,6 @@ class BusCore(Quiescence):
         self.sessions: dict[str, BusSession] = {}
         self.lifecycle = LifecyclePort(self)
         self.phase = Phase.NEW
-        self.runtime: Runtime | None = None
         self.accepting = True
         """Whether calls from outside are taken: before and while it runs. Afterwards no plan
         is kept, so that every call goes the long way and is asked where it comes from."""
@@ -111,10 +118,10 @@ class BusCore(Quiescence):
         self.events: dict[type, EventPlan] = {}
         self.topics = TopicPlans()
         """Of events published under another topic than their class's."""
+        self.threads = ThreadPool(config.max_threads)
         self.durability: Durability | None = None
         """Everything that concerns the journal, if there is one."""
         self.depth_watch = DepthWatch(config.name, config.max_depth)
-        self._threads = ThreadPool(config.max_threads)
         self.unstarted: Unstarted | None = None
         """What was published before the start, until there is one."""
         registry.watch(self.refresh)
@@ -234,7 +241,7 @@ class BusCore(Quiescence):
             weakref.finalize(self.bus, self.unstarted.report)
         self.unstarted.queues.append(queue)
 
-    def begin(self) -> None:
+    def forget_unstarted(self) -> None:
         """Forget what would have to be said if there were never a start."""
         if self.unstarted is not None:
             self.unstarted.queues.clear()
@@ -257,7 +264,7 @@ class BusCore(Quiescence):
             source=registration.source,
             name=registration.name,
             inline=registration.inline,
-            threads=self._threads,
+            threads=self.threads,
             is_wrapped=bool(self.middleware),
         )
 
@@ -337,8 +344,11 @@ class BusCore(Quiescence):
 
         Raises:
             BusNotStartedError: There is none yet.
+            BusClosedError: There is none any more.
         """
         if self.runtime is None:
+            if self.phase is Phase.STOPPED:
+                raise _has_stopped("use")
             message = "This bus is not started. Use `async with bus:` or `await bus.start()`."
             raise BusNotStartedError(message)
         return self.runtime
@@ -348,21 +358,72 @@ class BusCore(Quiescence):
 
         Raises:
             BusClosedError: It is stopping or has stopped.
+            ForeignLoopError: It runs on another event loop than the caller.
         """
+        self.require_home(what)
         if self.accepting:
             return
         if self.phase is Phase.DRAINING:
             if self.is_inside_handler(frame):
                 return
             message = f"Cannot {what} this bus: it is stopping, and takes work only from handlers."
-        else:
-            message = (
-                f"Cannot {what} this bus: it has stopped. Start it again with `await bus.start()`."
-            )
-        raise BusClosedError(message)
+            raise BusClosedError(message)
+        raise _has_stopped(what)
 
-    def open_lanes(self) -> None:
-        """Let all lanes work on what was published before the start."""
+    def require_home(self, what: str) -> None:
+        """Raise if the bus runs on another thread's event loop than the caller.
+
+        Its queues and workers belong to that loop: nothing here would wake them.
+
+        Raises:
+            ForeignLoopError: It does.
+        """
+        if self.is_elsewhere():
+            raise self._foreign(what)
+
+    def require_own_loop(self, what: str) -> None:
+        """As `require_home`, and find out an older loop of this thread too; takes longer.
+
+        Raises:
+            ForeignLoopError: The bus runs on another event loop than the caller, or did so
+                when that loop ended.
+        """
+        if self.home is not None and not self.home.is_running_here():
+            raise self._foreign(what)
+
+    def _foreign(self, what: str) -> ForeignLoopError:
+        if self.home is None or not self.home.has_ended():
+            return foreign_loop(what)
+        message = (
+            f"Cannot {what} this bus: the event loop that it was started on has ended without "
+            f"bus.stop(). Stop it with `await bus.stop()`, then start it again."
+        )
+        return ForeignLoopError(message)
+
+    def require_set_up(self, what: str) -> None:
+        """Raise if chains are built already; they are built anew at each start.
+
+        Raises:
+            BusStateError: The bus runs, or is stopping.
+        """
+        if self.phase not in (Phase.NEW, Phase.STOPPED):
+            message = f"{what} must be set before the bus is started, or once it has stopped."
+            raise BusStateError(message)
+
+    def begin_run(self, runtime: Runtime) -> None:
+        """Belong to this event loop and take calls, as before the first start."""
+        self.home = runtime
+        self.threads = ThreadPool(self.config.max_threads, runtime)
+        self.phase = Phase.NEW
+        self.accepting = True
+        self.refresh()
+
+    def open_run(self, runtime: Runtime) -> None:
+        """Begin to deliver, first what was published before."""
+        self.runtime = runtime
+        self.phase = Phase.RUNNING
+        self.forget_unstarted()
+        self.refresh()
         for (registration, session_id), lane in list(self.lanes.items()):
             session = None if session_id is None else self.sessions.get(session_id)
             lane.open(self.chain(registration, session))
@@ -372,6 +433,20 @@ class BusCore(Quiescence):
         for session_id, registration in self.registry.registrations():
             if session_id is None:
                 _make(registration, self.providers)
+
+    def leave_home(self) -> None:
+        """Belong to no event loop."""
+        self.home = None
+        self.threads = ThreadPool(self.config.max_threads)
+        self.refresh()
+
+    def end_run(self) -> None:
+        """Keep nothing that belongs to the event loop: the next start may be on another."""
+        self.runtime = None
+        self.lanes = {}  # a handler that does not end keeps its own
+        self.streams.clear()
+        self.refresh()
+        self.work_ended()
 
     def faults(self) -> list[Fault]:
         """Everything that is wrong with the set-up."""

@@ -18,6 +18,7 @@ MsgBusError
 │  ├─ DuplicateSessionError      a live session already has this id
 │  ├─ SessionMismatchError       the message belongs to another session
 │  ├─ InsideHandlerError         waiting here for all handlers would wait for oneself
+│  ├─ ForeignLoopError           called on another event loop than the bus runs on
 │  ├─ EngineFrozenError          a dispatch engine takes no more dispatchers and routes
 │  └─ EngineNotFrozenError       a dispatch engine must be frozen before it dispatches
 ├─ QueueFullError                a lane can take no more
@@ -226,6 +227,10 @@ class SessionMismatchError(BusStateError):
 
 class InsideHandlerError(BusStateError):
     """A handler asked to wait until all handlers are done, itself included."""
+
+
+class ForeignLoopError(BusStateError):
+    """A bus was called on another event loop than the one it was started on."""
 
 
 class EngineFrozenError(BusStateError):

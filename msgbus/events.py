@@ -94,20 +94,23 @@ class EventSide(SendingMethods):
                 return await self._publish_and_wait(event, plan, outer)
         if self._filters:
             return await self._filter_and_admit(event, plan, outer)
-        # The common cases, in place: room everywhere, and then the same as `queue.push`.
+        # The common cases, in place: room everywhere, and then the same as `queue.push`. To wake
+        # is to be refused on another thread, so it comes first; where nobody is to be woken, an
+        # append is safe on any thread, and nothing is asked.
         queue = plan.only
         if queue is not None:
             if len(queue.items) >= queue.fast_size:
                 return await self._admit(event, plan, outer)
-            plan.admitted += 1
-            queue.items.append(event)
             if queue.sleepers:
-                queue.sleepers.pop().wake()
+                queue.wake_one()
             elif queue.on_work is not None:
                 queue.on_work()
+            queue.items.append(event)
+            plan.admitted += 1
             return plan.receipt
         if not plan.is_plain:
             return await self._admit(event, plan, outer)
+        self._core.require_home("publish on")
         for queue in plan.queues:
             if len(queue.items) >= queue.fast_size:
                 return await self._admit(event, plan, outer)
@@ -115,7 +118,7 @@ class EventSide(SendingMethods):
         for queue in plan.queues:
             queue.items.append(event)
             if queue.sleepers:
-                queue.sleepers.pop().wake()
+                queue.wake_one()
             elif queue.on_work is not None:
                 queue.on_work()
         return plan.receipt
@@ -125,6 +128,7 @@ class EventSide(SendingMethods):
         self, events: Iterable[Event] | AsyncIterable[Event], *, chunk: int = 1000
     ) -> PublishSummary:
         _check_many(events, chunk)
+        self._core.require_home("publish on")
         # Whoever replaces `publish`, in a subclass or a test, gets to see each event.
         is_own = getattr(self.publish, "__func__", None) is EventSide.publish
         durability = self._core.durability
@@ -208,6 +212,7 @@ class EventSide(SendingMethods):
         outer: Frame | None,
         outcomes: Outcomes | None = None,
     ) -> PublishReceipt:
+        self._core.require_home("publish on")
         limit = self._core.config.slow_publish
         if limit is None:
             return await self._filter_then_admit(event, plan, outer, outcomes)
@@ -260,6 +265,7 @@ class EventSide(SendingMethods):
         outer: Frame | None,
         outcomes: Outcomes | None = None,
     ) -> PublishReceipt:
+        self._core.require_home("publish on")
         durability = self._core.durability
         if durability is not None and not isinstance(event, SystemEvent):
             return await durability.publisher.publish(event, plan, outer, outcomes)
@@ -334,6 +340,7 @@ class EventSide(SendingMethods):
         if wait:
             message = "wait=True waits for handlers now: leave it out, or delay= and at=."
             raise ValueError(message)
+        self._core.require_home("publish on")
         if delay is not None and at is not None:
             message = "Give delay= or at=, not both."
             raise ValueError(message)

@@ -34,6 +34,7 @@ class Watch(Generic[E]):
         register: Callable[[Registration], Subscription],
         session_id: str | None,
     ) -> None:
+        core.require_home("wait for events of")
         classes, pattern = read_event_target(target)
         registration = make_registration(classes, self.expect, pattern=pattern, durable=False)
         self._core = core

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, ca
 from weakref import WeakKeyDictionary
 
 from msgbus.context import Context, Frame, context_of, current_frame
-from msgbus.errors import BusNotStartedError, Fault, MissingProviderError, SessionClosedError
+from msgbus.errors import (
+    BusNotStartedError,
+    ConfigurationError,
+    Fault,
+    MissingProviderError,
+    SessionClosedError,
+)
 from msgbus.keeper import enter_any
 from msgbus.signatures import (
     Dependency,
@@ -73,11 +79,21 @@ class per_session:  # noqa: N801
 class Provider:
     """One entry of `provide`."""
 
-    __slots__ = ("context_parameter", "dependencies", "factory", "is_open", "scope", "value")
+    __slots__ = (
+        "context_parameter",
+        "dependencies",
+        "factory",
+        "is_open",
+        "is_used_up",
+        "scope",
+        "value",
+    )
 
     def __init__(self, wanted: type, given: object) -> None:
         self.value: Any = None
         self.is_open = False
+        self.is_used_up = False
+        """Whether it was opened, and cannot be opened again."""
         self.factory: Callable[..., Any] | None = None
         self.scope = "bus"
         self.context_parameter: str | None = None
@@ -88,7 +104,7 @@ class Provider:
         elif _is_factory(wanted, given):
             self._set_factory(cast("Callable[..., Any]", given))
         elif _is_unopened(wanted, given):
-            self.factory = lambda: given
+            self.factory = functools.partial(_open_once, self, given)
         else:
             self.value = given
             self.is_open = True
@@ -106,6 +122,20 @@ class Provider:
         elif inspect.isgeneratorfunction(factory):
             factory = contextlib.contextmanager(factory)
         self.factory = factory
+
+
+def _open_once(provider: Provider, given: object) -> object:
+    """A context manager that was given itself; one of a generator works only once."""
+    if provider.is_used_up:
+        name = cast("Any", given).gen.__name__
+        message = (
+            f"{name}() was given to provide= already called, and can be opened only once: the bus "
+            f"cannot be started again. Give the function, {name}."
+        )
+        raise ConfigurationError(message)
+    generator = getattr(given, "gen", None)  # of contextlib's own
+    provider.is_used_up = inspect.isasyncgen(generator) or inspect.isgenerator(generator)
+    return given
 
 
 def _is_factory(wanted: type, given: object) -> bool:

@@ -37,6 +37,10 @@ class LaneHost(Protocol):
         """Whether somebody waits for all work to be done: then nothing lingers."""
         ...
 
+    def require_own_loop(self, what: str) -> None:
+        """Raise if the caller is on another event loop."""
+        ...
+
     def require_runtime(self) -> Runtime:
         """The running event loop."""
         ...
@@ -144,6 +148,7 @@ class Lane:
     def _add_worker(self) -> None:
         if self.is_paused or len(self.workers) == self.registration.concurrency:
             return
+        self.host.require_own_loop("publish on")
         runtime = self.host.require_runtime()
         kind = ListWorker if self.registration.batch else Worker
         worker = kind(self, runtime)
@@ -235,7 +240,7 @@ class Lane:
 
     def _wake_all(self) -> None:
         while self.queue.sleepers:
-            self.queue.sleepers.pop().wake()
+            self.queue.wake_one()
 
     def stop_lingering(self) -> None:
         """Let a batch handler have what it has, now."""

@@ -181,6 +181,10 @@ class LifecyclePort:
             if isinstance(about, SystemEvent) or (meta is not None and meta.from_system):
                 return
             session_id = None if meta is None else meta.session_id
+        if self._is_elsewhere_or_over(
+            lambda: self.tell(event_type, about, build, session_id=session_id)
+        ):
+            return
         session = self._core.sessions.get(session_id) if session_id is not None else None
         if session is None and not self.wants(event_type):
             return
@@ -202,3 +206,11 @@ class LifecyclePort:
             return
         plan.count_admitted()
         admit(plan.queues, plan.items(event))
+
+    def _is_elsewhere_or_over(self, tell: Callable[[], None]) -> bool:
+        """Whether nothing can be told here: then it is told on the loop of the bus, if any."""
+        core = self._core
+        if core.home is not None and core.is_elsewhere():
+            core.home.call_soon(tell)
+            return True
+        return core.runtime is None and not core.accepting

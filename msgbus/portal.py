@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from msgbus.bus import MessageBus
+    from msgbus.core import BusCore
     from msgbus.expectations import Where
-    from msgbus.runtime import Runtime
     from msgbus.streams import EventStream
 
 P = ParamSpec("P")
@@ -43,13 +43,15 @@ def _blocking(
 class BusPortal:
     """Made by `bus.portal()`; may be used from any number of threads at once.
 
-    Each call runs on the bus's event loop and blocks its thread until it is done.
+    Each call runs on the bus's event loop and blocks its thread until it is done. After a
+    restart of the bus it goes to the new loop.
     """
 
-    def __init__(self, bus: MessageBus, runtime: Runtime) -> None:
+    def __init__(self, bus: MessageBus, core: BusCore) -> None:
         self.bus = bus
         """The bus itself, which belongs to its event loop."""
-        self._runtime = runtime
+        self._core = core
+        self._runtime = core.require_runtime()
 
     execute = _blocking(SendingMethods.execute)
     call = _blocking(SendingMethods.call)
@@ -82,6 +84,9 @@ class BusPortal:
         Raises:
             BusStateError: Called on that loop's own thread, which would wait for itself.
         """
+        # Once the bus has stopped the last loop says so, or ends a stream; the next start may
+        # be on another.
+        self._runtime = self._core.runtime or self._runtime
         return self._runtime.run_from_thread(function)
 
 

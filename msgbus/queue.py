@@ -250,11 +250,16 @@ class BoundedEventQueue:
         if self.waiting:
             self._see_to_watch()
         if self.sleepers:
-            self.sleepers.pop().wake()
+            self.wake_one()
         elif self.on_work is not None:
             self.on_work()
         if len(self.items) >= self.alarm:
             self._cross(self._on_high, is_high=True)
+
+    def wake_one(self) -> None:
+        """Wake a worker with nothing to do; on another thread raises, and nothing has changed."""
+        self.sleepers[-1].wake()
+        self.sleepers.pop()
 
     def _cross(self, callback: Callable[[QueueLevel], object] | None, *, is_high: bool) -> None:
         """It has filled up to the high mark, or emptied to the low one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 import anyio
@@ -25,11 +26,14 @@ class Quiescence:
 
     lanes: dict[tuple[Registration, str | None], Lane]
     accepting: bool
-    runtime: Runtime | None
 
     def __init__(self, clock: Clock, ledger: Ledger) -> None:
         self.clock = clock
         self.ledger = ledger
+        self.runtime: Runtime | None = None
+        """The event loop that handlers run on; `None` while the bus does not run."""
+        self.home: Runtime | None = None
+        """The same, from the beginning of a start to the end of a stop."""
         self.waiting_publishers = 0
         """Publishes that wait for room, or are about to."""
         self.watched = False
@@ -38,9 +42,15 @@ class Quiescence:
         self._observed = False
         self._settlers: list[anyio.Event] = []
 
+    def is_elsewhere(self) -> bool:
+        """Whether the caller is on another thread than the event loop of the bus."""
+        return self.home is not None and self.home.thread_id != get_ident()
+
     def lane_left(self, lane: Lane) -> None:
         """A lane that was to leave has finished."""
-        self.lanes.pop((lane.registration, lane.session_id), None)
+        key = lane.registration, lane.session_id
+        if self.lanes.get(key) is lane:
+            del self.lanes[key]
 
     def observe_commands(self, observed: bool) -> None:
         """Somebody may want to hear of commands, or nobody does any more."""
@@ -61,6 +71,9 @@ class Quiescence:
     def work_ended(self) -> None:
         """Something finished: let those who wait for quiescence look again."""
         if self._settlers:
+            if self.home is not None and self.is_elsewhere():
+                self.home.call_soon(self.work_ended)  # a command of another thread's event loop
+                return
             settlers, self._settlers = self._settlers, []
             self.watched = self._observed
             for settler in settlers:

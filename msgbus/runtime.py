@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, final
 import anyio.lowlevel
 from typing_extensions import TypeVarTuple
 
-from msgbus.errors import BusStateError
+from msgbus.errors import BusStateError, ForeignLoopError
 from msgbus.waiting_threads import wait_for
 
 if TYPE_CHECKING:
@@ -37,7 +37,11 @@ class Waker(Protocol):
         ...
 
     def wake(self) -> None:
-        """End the sleep."""
+        """End the sleep.
+
+        Raises:
+            ForeignLoopError: Called on another thread than the sleeper's.
+        """
         ...
 
 
@@ -77,6 +81,10 @@ class Runtime(Protocol):
 
     def is_running_here(self) -> bool:
         """Whether its event loop is the one that runs on this thread now."""
+        ...
+
+    def has_ended(self) -> bool:
+        """Whether its event loop will never run anything any more."""
         ...
 
     def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
@@ -241,12 +249,22 @@ def refuse_own_thread(runtime: Runtime) -> None:
         raise BusStateError(message)
 
 
+def foreign_loop(what: str) -> ForeignLoopError:
+    """The error for a call on another event loop than that of the bus."""
+    message = (
+        f"Cannot {what} this bus here: it runs on another event loop. Make a portal there with "
+        f"`portal = bus.portal()`, and call that from other threads."
+    )
+    return ForeignLoopError(message)
+
+
 @final
 class _AsyncioWaker:
-    __slots__ = ("_future", "_loop")
+    __slots__ = ("_future", "_loop", "_thread_id")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._thread_id = threading.get_ident()
         self._future: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
@@ -257,6 +275,8 @@ class _AsyncioWaker:
             self._future = None
 
     def wake(self) -> None:
+        if threading.get_ident() != self._thread_id:
+            raise foreign_loop("wake a handler of")
         future = self._future
         if future is not None and not future.done():
             future.set_result(None)
@@ -283,6 +303,9 @@ class _AsyncioRuntime:
             return self._asyncio.get_running_loop() is self._loop
         except RuntimeError:
             return False
+
+    def has_ended(self) -> bool:
+        return self._loop.is_closed()
 
     def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
         async def run() -> None:
@@ -329,9 +352,10 @@ class _AsyncioRuntime:
 
 @final
 class _TrioWaker:
-    __slots__ = ("_event",)
+    __slots__ = ("_event", "_thread_id")
 
     def __init__(self) -> None:
+        self._thread_id = threading.get_ident()
         self._event: Any = None
 
     async def wait(self) -> None:
@@ -344,6 +368,8 @@ class _TrioWaker:
             self._event = None
 
     def wake(self) -> None:
+        if threading.get_ident() != self._thread_id:
+            raise foreign_loop("wake a handler of")
         if self._event is not None:
             self._event.set()
 
@@ -386,6 +412,15 @@ class _TrioRuntime:
         import trio
 
         return trio.lowlevel.in_trio_run() and (trio.lowlevel.current_trio_token() is self._token)
+
+    def has_ended(self) -> bool:
+        import trio
+
+        try:
+            self._token.run_sync_soon(int)
+        except trio.RunFinishedError:
+            return True
+        return False
 
     def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
         import trio

@@ -25,7 +25,7 @@ _GRACE = 1.0
 async def drain(core: BusCore, timeout: float | None) -> None:
     """Let all lanes and commands finish, for as long as `timeout`."""
     core.drained_from = _finished(core)
-    if core.runtime is not None:
+    if core.runtime is not None and not core.runtime.has_ended():
         try:
             await quiet(core, timeout)
         except SettleTimeoutError:
@@ -67,7 +67,7 @@ async def _lanes_quiet(core: BusCore, timeout: float | None) -> None:
 
 
 async def end(core: BusCore, scheduled: tuple[Event, ...]) -> DrainReport:
-    """Close the bus for good, and say what became of everything."""
+    """Close the bus, and say what became of everything."""
     persisted = 0
     if core.durability is not None and core.runtime is not None:
         # Those first: they hand out nothing more, and what they have in hand goes back.

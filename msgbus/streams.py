@@ -61,6 +61,7 @@ class EventStream(Generic[E]):
         return len(self._buffer)
 
     async def __aenter__(self) -> Self:
+        self._core.require_home("stream events of")
         classes, pattern = read_event_target(self._target)
         registration = make_registration(
             classes, self._take, pattern=pattern, inline=True, durable=False
@@ -85,6 +86,9 @@ class EventStream(Generic[E]):
         """Let the reader's loop end after what is buffered."""
         self._closed = True
         self._news.set()
+        if self._subscription is not None:
+            # It ends with this run of the bus, and must not see the next one.
+            self._core.registry.remove(self._subscription.registration, self.session_id)
 
     def _take(self, event: E) -> None:
         if len(self._buffer) == self._buffer.maxlen:

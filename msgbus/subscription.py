@@ -70,7 +70,8 @@ class Subscription:
     def pause(self) -> None:
         """Take no more events from the queue for now; the queue goes on filling.
 
-        A durable one takes no more from the journal.
+        A durable one takes no more from the journal. Either goes on at the next start of the
+        bus, if not before.
         """
         if self.is_durable:
             self._durable().pause()
@@ -133,6 +134,7 @@ class Subscription:
             How many events were abandoned because `timeout` ran out; usually 0.
         """
         core = self._core
+        core.require_home("close a handler of")
         core.registry.remove(self._registration, self._session_id)
         if core.durability is not None:
             await core.durability.subscribers.forget(self._registration, timeout)

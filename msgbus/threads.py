@@ -11,7 +11,7 @@ from typing import TypeVar, final
 import anyio
 import anyio.to_thread
 
-from msgbus.runtime import Runtime, current_runtime
+from msgbus.runtime import Runtime, current_runtime, foreign_loop
 from msgbus.waiting_threads import handler_thread, waiting_thread
 
 T = TypeVar("T")
@@ -26,25 +26,39 @@ class ThreadPool:
 
     If no place is free, what a sync handler called through a portal runs in that handler's own
     thread, which is waiting for it.
+
+    Args:
+        max_threads: How many.
+        runtime: The one event loop that may use it; any, one at a time, unless given.
     """
 
-    def __init__(self, max_threads: float) -> None:
+    def __init__(self, max_threads: float, runtime: Runtime | None = None) -> None:
         self._max_threads = max_threads
-        self._places: anyio.CapacityLimiter | None = None
-        self._unbounded: anyio.CapacityLimiter | None = None
+        self._is_bound = runtime is not None
+        self._runtime = runtime
+        self._limiters: tuple[anyio.CapacityLimiter, anyio.CapacityLimiter] | None = None
+
+    def _limits(self) -> tuple[anyio.CapacityLimiter, anyio.CapacityLimiter, Runtime]:
+        runtime = current_runtime(self._runtime)
+        if runtime is not self._runtime and self._is_bound:
+            raise foreign_loop("run a sync handler of")
+        if runtime is not self._runtime or self._limiters is None:
+            self._runtime = runtime
+            self._limiters = (
+                anyio.CapacityLimiter(self._max_threads),
+                anyio.CapacityLimiter(math.inf),
+            )
+        return *self._limiters, runtime
 
     async def run(self, function: Callable[[], T]) -> T:
         """The value of `function`, called in a thread; abandoned if this is cancelled."""
-        if self._places is None or self._unbounded is None:
-            self._places = anyio.CapacityLimiter(self._max_threads)
-            self._unbounded = anyio.CapacityLimiter(math.inf)
-        runtime = current_runtime()
+        places, unbounded, runtime = self._limits()
         caller = waiting_thread.get()
-        if caller is not None and self._places.available_tokens < 1:
+        if caller is not None and places.available_tokens < 1:
             job = caller.give(function)
             if job is not None:
                 return await _outcome(job, runtime)
-        place = _Place(self._places, runtime)
+        place = _Place(places, runtime)
         await place.take()
 
         def work() -> T:
@@ -56,9 +70,7 @@ class ThreadPool:
                 place.give_back_from_thread()
 
         try:
-            return await anyio.to_thread.run_sync(
-                work, limiter=self._unbounded, abandon_on_cancel=True
-            )
+            return await anyio.to_thread.run_sync(work, limiter=unbounded, abandon_on_cancel=True)
         except BaseException:
             if not place.is_working:
                 place.give_back()

@@ -60,6 +60,10 @@ class Worker:
                 else:
                     lane.queue.sleepers.append(self._waker)
                     lane.host.work_ended()
+                    if items and not lane.is_paused:
+                        # Another thread has appended it and seen nobody to be woken.
+                        lane.queue.sleepers.remove(self._waker)
+                        continue
                     await self._waker.wait()
         finally:
             if self._waker in lane.queue.sleepers:

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 class Durability:
     """The journal of a bus, and all who write to it and read from it on the bus's behalf.
 
-    A journal that was named by a URL is opened at the first use and closed with the bus; one
-    that was handed over stays its owner's.
+    A journal that was named by a URL is opened at the first use and closed when the bus stops;
+    the next start opens it again. One that was handed over stays its owner's.
     """
 
     def __init__(self, core: BusCore, journal: str | Journal) -> None:
@@ -59,6 +59,8 @@ class Durability:
         self.codec = MessageCodec()
         self._url = journal if isinstance(journal, str) else None
         self._journal = None if isinstance(journal, str) else journal
+        self._is_let_go = False
+        """Whether the journal was closed when the bus stopped; it can still be asked for."""
         self.recorder = Recorder(self)
         self.publisher = Publisher(self)
         self.subscribers = Subscribers(self)
@@ -76,10 +78,11 @@ class Durability:
         Raises:
             JournalOpenError: It cannot be.
         """
-        if self._journal is None:
+        if self._journal is None or (self._is_let_go and self.core.accepting):
             assert self._url is not None  # noqa: S101 (one of the two is given)
             self.core.require_open("open the journal of")
             self._journal = open_journal(self._url, clock=self.core.clock)
+            self._is_let_go = False
         return self._journal
 
     @property
@@ -130,6 +133,7 @@ class Durability:
         progress: Callable[[ReplayReport], object] | None,
     ) -> ReplayReport:
         """As `bus.replay`."""
+        self.core.require_home("replay on")
         self.core.require_runtime()
         begin, end = StartAt.of(start), None if until is None else StartAt.of(until)
         audience = Audience(self, to, names=names, topic=topic)
@@ -286,5 +290,6 @@ class Durability:
             await self.recorder.close()
         finally:
             if self._url is not None:
+                self._is_let_go = True
                 await self._journal.close()
                 self.tickets.close()

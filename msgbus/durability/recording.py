@@ -233,14 +233,14 @@ class Recorder:
     async def close(self) -> None:
         """Write what is left, and end."""
         task, self._task = self._task, None
+        self._waker = None
         if task is not None:
             task.cancel()
         await self._write_all()
         self._tell()
 
     async def _work(self) -> None:
-        assert self._waker is not None  # noqa: S101 (made before the task)
-        while True:
+        while self._waker is not None:
             if not self._operations:
                 await self._waker.wait()
                 continue

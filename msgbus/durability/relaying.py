@@ -82,10 +82,10 @@ class Relays:
             relay.open(runtime)
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all of them until the next start."""
         async with anyio.create_task_group() as group:
             for relay in self._relays:
-                group.start_soon(relay.close)
+                group.start_soon(relay.rest)
 
     async def once(self, outbox: Outbox, limit: int) -> RelayReport:
         """Publish what is pending, once; see `bus.relay_once`."""
@@ -159,7 +159,7 @@ class Relays:
 
 @final
 class Relay:
-    """Looks into one outbox again and again, from the start of the bus to its stop."""
+    """Looks into one outbox again and again, as long as the bus runs, until it is closed."""
 
     def __init__(
         self, relays: Relays, hub: Durability, outbox: Outbox, every: float, limit: int
@@ -172,8 +172,9 @@ class Relay:
         self._task: Task | None = None
         self._waker: Waker | None = None
         self._is_woken = False
-        self._is_closing = False
-        self._ended = anyio.Event()
+        self._is_closed = False
+        self._ended: anyio.Event | None = None
+        """Set when the task has ended; there while it is to go on."""
         self.passes = 0
         """Times that it has looked."""
         self.published = 0
@@ -185,9 +186,10 @@ class Relay:
 
     def open(self, runtime: Runtime) -> None:
         """Begin; for the bus's parts."""
-        if self._task is None and not self._is_closing:
+        if self._task is None and not self._is_closed:
             self._waker = runtime.waker()
-            self._task = runtime.spawn(self._work, name="msgbus outbox relay")
+            self._ended = anyio.Event()
+            self._task = runtime.spawn(self._work, self._ended, name="msgbus outbox relay")
 
     def wake(self) -> None:
         """Look now: an entry has just been committed. On the bus's event loop only."""
@@ -197,25 +199,30 @@ class Relay:
 
     async def close(self) -> None:
         """Finish the pass that is under way, and look no more."""
-        self._is_closing = True
-        self.wake()
+        self._is_closed = True
+        await self.rest()
+
+    async def rest(self) -> None:
+        """The same, until the next start of the bus; for the bus's parts."""
+        ended, self._ended = self._ended, None
         task, self._task = self._task, None
-        if task is None:
+        self.wake()
+        if task is None or ended is None:
             return
         with anyio.move_on_after(GRACE):
-            await self._ended.wait()
+            await ended.wait()
         task.cancel()
 
-    async def _work(self) -> None:
+    async def _work(self, ended: anyio.Event) -> None:
         try:
-            while not self._is_closing:
+            while self._ended is ended:
                 if await self._pass():
                     continue
                 await self._pause()
         except BusClosedError:
             pass  # what is pending is for the next start
         finally:
-            self._ended.set()
+            ended.set()
 
     async def _pass(self) -> bool:
         """Publish what is pending; whether there is certainly more."""

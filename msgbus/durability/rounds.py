@@ -90,6 +90,7 @@ class Rounds:
             with anyio.move_on_after(GRACE):
                 while self._scope is not None:
                     await self.news()
+            self._scope = None  # one that does not end is left behind
 
     async def _run(self, scope: anyio.CancelScope) -> None:
         try:
@@ -97,7 +98,8 @@ class Rounds:
                 while await self._round():
                     pass
         finally:
-            self._scope = None
+            if self._scope is scope:
+                self._scope = None
             self.tell()
 
     async def _round(self) -> bool:
@@ -143,7 +145,8 @@ class Listener:
         self._rounds = Rounds(hub, "news of the journal", self._listen)
 
     def open(self, runtime: Runtime) -> None:
-        """Begin."""
+        """Begin; a journal that was opened again counts its changes anew."""
+        self._since = -1
         self._rounds.open(runtime)
 
     async def stop(self) -> None:

@@ -309,6 +309,7 @@ class Subscribers:
         finally:
             if handler.starting is not None:
                 handler.starting.set()
+                handler.starting = None
 
     async def forget(self, registration: Registration, timeout: float | None) -> int:
         """End one handler's subscription; how many messages it still had in hand."""

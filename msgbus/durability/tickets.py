@@ -146,6 +146,7 @@ class TicketDesk:
             TicketTimeoutError: It has not after `timeout` seconds.
             BusClosedError: The bus let go of its journal before.
         """
+        self._hub.core.require_home("wait for a command of")
         if timeout is None:
             return await self._closed_row(message_id)
         with self._hub.core.clock.cancel_after(timeout):

@@ -11,7 +11,7 @@ import anyio
 from msgbus.context import Frame, current_frame
 from msgbus.errors import ConfigurationError
 from msgbus.middleware.chain import CallNext
-from msgbus.middleware.delivery import KeyOf, messages_in
+from msgbus.middleware.delivery import KeyOf, messages_in, refuse_foreign_loop
 
 
 @final
@@ -95,6 +95,7 @@ class ConcurrencyLimitMiddleware:
 
     async def __call__(self, message: Any, call_next: CallNext) -> Any:
         """Call on, when there is a place for this message."""
+        refuse_foreign_loop()
         rooms = {key: self._join(key) for key in self._keys_of(message)}
         frame = current_frame.get()
         taken: list[anyio.Semaphore] = []

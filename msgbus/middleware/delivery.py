@@ -39,6 +39,17 @@ def clock_at_hand(own: Clock | None) -> Clock:
     return _SYSTEM_CLOCK if frame is None else cast("Clock", frame.owner.bus.clock)
 
 
+def refuse_foreign_loop() -> None:
+    """Raise where a handler runs on another thread than the event loop of its bus.
+
+    Raises:
+        ForeignLoopError: It does: those who wait for each other would never be woken.
+    """
+    frame = current_frame.get()
+    if frame is not None:
+        frame.owner.bus.require_home("wait in a middleware of")
+
+
 def messages_in(handled: Any) -> Sequence[Message]:
     """The events of a list, or the one message."""
     return cast("list[Message]", handled) if isinstance(handled, list) else (handled,)

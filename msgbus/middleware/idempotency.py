@@ -18,6 +18,7 @@ from msgbus.middleware.delivery import (
     KeyOf,
     clock_at_hand,
     current_handler,
+    refuse_foreign_loop,
     require_above_zero,
 )
 
@@ -105,6 +106,7 @@ class IdempotencyMiddleware:
         Raises:
             MiddlewareError: The handler of the first asks for its own value.
         """
+        refuse_foreign_loop()
         if isinstance(message, list):
             return await self._thin(cast("list[Event]", message), call_next)
         place = self._place_of(message)

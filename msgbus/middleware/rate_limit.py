@@ -18,6 +18,7 @@ from msgbus.middleware.delivery import (
     clock_at_hand,
     current_handler,
     messages_in,
+    refuse_foreign_loop,
     require_above_zero,
 )
 
@@ -149,6 +150,7 @@ class RateLimitMiddleware:
         Raises:
             HandlerTimeoutError: Its turn would come after the deadline of its caller.
         """
+        refuse_foreign_loop()
         clock = clock_at_hand(self._clock)
         for key, cost in self._costs(message).items():
             bucket = self._bucket(key, clock.now())

@@ -25,6 +25,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import threading
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import wraps
@@ -38,6 +39,7 @@ from msgbus.resilience.policies import CircuitBreakerConfig
 from msgbus.resilience.states import CircuitChange, CircuitState
 from msgbus.resilience.window import Streak, make_window
 from msgbus.results import FailedResult
+from msgbus.runtime import Runtime, current_runtime
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -164,7 +166,8 @@ class CircuitBreaker:
         """Those of the calls that try while it is half open."""
         self._successes = 0
         """Tries that succeeded while it is half open."""
-        self._changed: anyio.Event | None = None
+        self._waiting: dict[anyio.Event, Runtime] = {}
+        """Of those who wait for a change, one each, and its event loop."""
         self.is_closed = True
         """The one thing that the hot path asks."""
         streak = self._window if isinstance(self._window, Streak) else None
@@ -231,14 +234,16 @@ class CircuitBreaker:
             try:
                 return self.acquire(message_id)
             except CircuitOpenError as refused:
-                if self._changed is None:
-                    self._changed = anyio.Event()
-                changed = self._changed
-                if refused.retry_after == math.inf:
-                    await changed.wait()
-                else:
-                    with self.clock.cancel_after(refused.retry_after):
+                changed = anyio.Event()
+                self._waiting[changed] = current_runtime()
+                try:
+                    if refused.retry_after == math.inf:
                         await changed.wait()
+                    else:
+                        with self.clock.cancel_after(refused.retry_after):
+                            await changed.wait()
+                finally:
+                    del self._waiting[changed]
 
     @overload
     def call(
@@ -462,9 +467,11 @@ class CircuitBreaker:
                 log.error("circuit_hook_failed", circuit=self.name, error=redact_exception(error))
 
     def _wake(self) -> None:
-        if self._changed is not None:
-            changed, self._changed = self._changed, None
-            changed.set()
+        for changed, runtime in list(self._waiting.items()):
+            if runtime.thread_id == threading.get_ident():
+                changed.set()
+            else:
+                runtime.call_soon(changed.set)
 
     def __repr__(self) -> str:
         return f"<CircuitBreaker {self.name} {self.state.value}>"

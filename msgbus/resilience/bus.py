@@ -17,9 +17,7 @@ from typing_extensions import Unpack
 from msgbus.bus import MessageBus
 from msgbus.config import BusConfig
 from msgbus.context import current_frame
-from msgbus.core import Phase
 from msgbus.errors import (
-    BusStateError,
     ConfigurationError,
     DeadLetterError,
     MessageDepthError,
@@ -57,6 +55,7 @@ if TYPE_CHECKING:
     from msgbus.registry import HandlerRegistry, IRegistry
     from msgbus.resilience.retry import Trouble
     from msgbus.results import CommandResult, FailedResult
+    from msgbus.runtime import Runtime
     from msgbus.session import BusSession
     from msgbus.subscriptions.config import RetryTiers
 
@@ -86,7 +85,9 @@ class ResilientMessageBus(MessageBus):
 
     An open circuit fails commands at once, with `CircuitOpenError`; a lane waits for it, so
     that an outage does not burn its backlog. A `Refusal` passes through untouched: nothing
-    broke. Everything else is as on a plain bus.
+    broke. Everything else is as on a plain bus. `start` opens the dead letters first, and raises
+    `DeadLetterStoreError` if that fails. Circuits and dead letters stay when the bus is stopped
+    and started again.
 
     Args:
         config: Sizes and times.
@@ -152,11 +153,9 @@ class ResilientMessageBus(MessageBus):
 
         Raises:
             ConfigurationError: There is no such part, or its value is impossible.
-            BusStateError: The bus has started; what is around a handler is built once.
+            BusStateError: The bus runs; what is around a handler is built once for each start.
         """
-        if self._core.phase is not Phase.NEW:
-            message = "Policies must be set before the bus is started."
-            raise BusStateError(message)
+        self._core.require_set_up("Policies")
         breaker = changes.get("breaker")
         if isinstance(breaker, CircuitBreaker):
             self._circuits.adopt(breaker)
@@ -221,19 +220,14 @@ class ResilientMessageBus(MessageBus):
         # Asked for when it is needed: a journal is opened at the first use.
         return JournalDeadLetterStore(lambda: self.journal)
 
-    async def start(self) -> None:
-        """As on every bus; opens the dead letters first.
-
-        Raises:
-            DeadLetterStoreError: They cannot be opened; nothing was started.
-        """
-        is_new = self._core.phase is Phase.NEW
-        if self._letters is None or not is_new or self._are_letters_journaled:
-            await super().start()
+    async def _start(self, runtime: Runtime) -> None:
+        """As on every bus; opens the dead letters first."""
+        if self._letters is None or self._are_letters_journaled:
+            await super()._start(runtime)
             return
         await self._letters.open()
         try:
-            await super().start()
+            await super()._start(runtime)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._letters.close()

@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
-from msgbus.errors import BusClosedError, BusNotStartedError, UndeliverableLetterError
+from msgbus.errors import (
+    BusClosedError,
+    BusNotStartedError,
+    ForeignLoopError,
+    UndeliverableLetterError,
+)
 from msgbus.messages import Command, Event
 from msgbus.queue import Gated
 
@@ -31,6 +36,8 @@ async def redeliver(core: BusCore, letter: DeadLetterEntry) -> object:
             core.require_runtime()
     except (BusClosedError, BusNotStartedError) as error:
         raise UndeliverableLetterError("the bus does not run") from error
+    except ForeignLoopError as error:
+        raise UndeliverableLetterError("the bus runs on another event loop") from error
     session = _session_of(core, letter)
     if isinstance(message, Command):
         command: Command[Any] = message  # pyright: ignore[reportUnknownVariableType]

@@ -281,16 +281,16 @@ async def record(bus: MessageBus) -> AsyncGenerator[Recorder]:
     recorder.assert_published(OrderPlaced, sku="tea")
     ```
 
-    A new bus is started, and stopped at the end; if the block raises, without waiting for
-    handlers still at work. A running bus goes on running; its event handlers first finish
-    what they have at hand. A bus may be recorded by several at once.
+    A bus that does not run is started, and stopped at the end; if the block raises, without
+    waiting for handlers still at work. A running bus goes on running; its event handlers first
+    finish what they have at hand. A bus may be recorded by several at once.
 
     A call through a method that was taken from the bus before the block
     (`send = bus.publish`) is seen once a handler gets the message.
 
     Raises:
         ConfigurationError: The bus cannot start.
-        BusClosedError: It was stopped before.
+        BusClosedError: It is stopping.
         InsideHandlerError: A running bus, by one of its own handlers.
     """
     history = History(bus.clock)

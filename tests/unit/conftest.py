@@ -29,7 +29,11 @@ ABOUT_THE_PLAIN_BUS: Final = {
 
 _WHOLE_ONCE: Final = "a list is tried again by its policy, here not at all, not by its worker"
 
+_BULKHEAD: Final = "a bulkhead and a rate limit refuse a command on another event loop"
+
 NOT_THE_SAME: Final = {
+    "test_a_command_runs_in_its_callers_task_and_may_not_send_from_there": _BULKHEAD,
+    "test_a_wait_for_all_work_hears_of_a_command_on_another_loop": _BULKHEAD,
     "test_a_failed_list_is_retried_whole_then_singly_and_only_the_bad_event_fails": _WHOLE_ONCE,
     "test_a_failed_list_of_one_is_retried_too": _WHOLE_ONCE,
     "test_a_handler_may_empty_the_list_it_was_given": _WHOLE_ONCE,

@@ -149,14 +149,14 @@ async def test_questions_that_fail_leave_no_connection_open(
 async def test_a_bus_that_cannot_start_closes_its_dead_letters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def charge(event: CardCharged, card: Path) -> None:
-        raise AssertionError("never called")
+    def find_card() -> Path:
+        raise OSError("no card")
 
     connections = Connections(monkeypatch)
-    bus = ResilientMessageBus(dead_letters=SqliteDeadLetterStore(tmp_path / "letters.db"))
-    bus.subscribe(CardCharged, charge)
+    store = SqliteDeadLetterStore(tmp_path / "letters.db")
+    bus = ResilientMessageBus(dead_letters=store, provide={Path: find_card})
 
-    with pytest.raises(ConfigurationError, match="card"):
+    with pytest.raises(OSError, match="no card"):
         await bus.start()
 
     assert (len(connections.made), connections.open) == (1, [])
