@@ -25,6 +25,7 @@ def _figures(handler: DurableHandler) -> SubscriptionStats:
         name=handler.name,
         handler=handler.registration.name,
         standing=progress.standing.value,
+        owner=progress.owner,
         last_acked=progress.last_acked,
         lag=progress.lag,
         oldest_unacked_age=progress.oldest_unacked_age,

@@ -326,6 +326,7 @@ class SubscriptionEngine:
         return Progress(
             name=self.name,
             standing=self.standing,
+            owner=self._tenure.owner if self.standing is Standing.STANDBY else None,
             last_acked=desk.cursor.position,
             persisted=desk.cursor.persisted,
             head=max(self._watchdog.head, desk.head),

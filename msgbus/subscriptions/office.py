@@ -90,6 +90,8 @@ class Office:
                 with anyio.CancelScope(shield=True):
                     await self._tenure.release()
                 raise
+        else:
+            log.warning("subscription_standby", subscription=self._name, owner=self._tenure.owner)
         self._runtime = current_runtime()
         self._waker = self._runtime.waker()
         self._ended = anyio.Event()

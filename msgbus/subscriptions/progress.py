@@ -68,6 +68,8 @@ class Progress:
 
     name: str
     standing: Standing
+    owner: str | None
+    """While it stands by: who works on it; the process id comes first."""
     last_acked: int
     """Everything up to this offset is done."""
     persisted: int

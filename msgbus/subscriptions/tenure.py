@@ -37,6 +37,8 @@ class Tenure:
         self._on_lost = on_lost
         self._watch = LeaseWatch(clock, ttl)
         self.lease: Lease | None = None
+        self.owner: str | None = None
+        """Who has the lease as far as is known, if not this engine."""
 
     @property
     def epoch(self) -> int:
@@ -47,12 +49,15 @@ class Tenure:
         """Take the lease if it is free, or if its holder has given no sign of life."""
         current = await self._journal.lease(self._name)
         held_by_other = current is not None and current.holder not in {None, self._holder}
+        self.owner = current.holder if current is not None and held_by_other else None
         seen = self._watch.observe(current) if current is not None and held_by_other else None
         if held_by_other and seen is None:
             return False
         lease = await self._journal.acquire(self._name, self._holder, seen=seen)
         if lease.holder != self._holder:
+            self.owner = lease.holder
             return False
+        self.owner = None
         self.lease = lease
         return True
 

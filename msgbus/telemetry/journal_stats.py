@@ -17,6 +17,8 @@ class SubscriptionStats:
     """The handler's name in logs and in `BusStats.handlers`."""
     standing: str = "new"
     """What it does in this process: `new`, `standby`, `active`, `paused`, `blocked`, `closed`."""
+    owner: str | None = None
+    """While it stands by: who works on it; the process id comes first."""
     last_acked: int = 0
     """Everything up to this offset is done."""
     lag: int = 0
