@@ -23,7 +23,8 @@ from msgbus.pipeline.source.options import WriteOptions
 from msgbus.pipeline.source.rows import RowRecords
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from msgbus.routing import DispatchRoute, EventEnvelope, MessageCategory, MessageDispatchEngine
-from msgbus.telemetry.redaction import redact_exception, redact_traceback
+from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.tracebacks import redacted_traceback
 
 MARKER: Final = "quagga4711"
 
@@ -114,7 +115,7 @@ async def handler_that_validates() -> list[BaseException]:
         # Not the error itself, which is pydantic's own: what the bus says of it.
         result = await bus.execute(Note())
         error = _failure(result)
-        return [RuntimeError(result.error, redact_exception(error), redact_traceback(error))]
+        return [RuntimeError(result.error, redact_exception(error), redacted_traceback(error))]
 
 
 async def making_a_message() -> list[BaseException]:
