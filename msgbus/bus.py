@@ -213,7 +213,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         self,
         registration: Registration,
         call: Call,
-        session: BusSession | None = None,  # noqa: ARG002 (the owner, for subclasses)
+        session: BusSession | None = None,
     ) -> Call:
         """Put a bound handler inside everything that belongs around it.
 
@@ -222,7 +222,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         """
         core = self._core
         call = core.limit_time(registration, core.wrap(registration, call, "attempt"))
-        call = core.recorded(registration, call)
+        call = core.observed(registration, call, session, "attempt")
         return core.wrap(registration, call, "message")
 
     def writes_names(self) -> bool:

@@ -93,9 +93,10 @@ class CommandSide(SendingMethods):
             elapsed = now() - began
             counts.failed += 1
             frame = self._failed(frame, error, elapsed)
-        except BaseException:
+        except BaseException as error:
             elapsed = now() - began
             counts.cancelled += 1
+            core.observers.failed(plan.registration, plan.scope, command, error)
             raise
         finally:
             reset_frame(token)
@@ -148,8 +149,9 @@ class CommandSide(SendingMethods):
             counts.failed += 1
             elapsed = self._now() - began
             frame = (fail or self._failed)(frame, error, elapsed)
-        except BaseException:
+        except BaseException as error:
             counts.cancelled += 1
+            core.observers.failed(plan.registration, plan.scope, command, error)
             raise
         finally:
             reset_frame(token)
@@ -224,6 +226,10 @@ class CommandSide(SendingMethods):
         """The result of a command that failed for good."""
         if isinstance(error, RecursionError):
             error = called_too_deep(frame, error)
+        observers = self._core.observers
+        if observers.told:
+            plan: CommandPlan = frame.owner
+            observers.failed(plan.registration, plan.scope, frame.message, error)
         return FailedResult(frame, error, redact_exception(error), elapsed, self._report_unobserved)
 
     def _report_unobserved(self, result: FailedResult[Any]) -> None:

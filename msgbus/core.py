@@ -22,7 +22,8 @@ from msgbus.injection import Call, bind
 from msgbus.lanes import Lane
 from msgbus.lifecycle import EventHandlerFailedEvent, LifecyclePort
 from msgbus.messages import Message, SystemEvent, metadata_of
-from msgbus.middleware.chain import MiddlewareEntry, batch_faults, build_chain
+from msgbus.middleware.chain import MiddlewareEntry, Per, batch_faults, build_chain
+from msgbus.observers import BusObserver, Observers
 from msgbus.plans import CommandPlan, EventPlan, TopicPlans
 from msgbus.queue import BoundedEventQueue
 from msgbus.quiescence import Quiescence
@@ -98,6 +99,7 @@ class BusCore(Quiescence):
         self.registry = registry
         self.providers = providers
         self.middleware: list[MiddlewareEntry] = []
+        self.observers = Observers()
         self.sessions: dict[str, BusSession] = {}
         self.lifecycle = LifecyclePort(self)
         self.phase = Phase.NEW
@@ -251,9 +253,7 @@ class BusCore(Quiescence):
         owns = session is not None and session.owns(registration)
         call = self.bound(registration, session.providers if session and owns else None)
         call = self.bus.assemble(registration, call, session if owns else None)
-        if self.durability is not None and registration.is_command:
-            call = self.durability.recorder.with_message(registration, call)
-        return call
+        return self.observed(registration, call, session if owns else None, "message")
 
     def bound(self, registration: Registration, providers: Providers | None = None) -> Call:
         """The handler with its dependencies, and nothing around it."""
@@ -268,11 +268,32 @@ class BusCore(Quiescence):
             is_wrapped=bool(self.middleware),
         )
 
-    def recorded(self, registration: Registration, call: Call) -> Call:
-        """`call` with how each try ends written to the journal, if there is one."""
-        if self.durability is None:
-            return call
-        return self.durability.recorder.with_delivery(registration, call)
+    def observed(
+        self, registration: Registration, call: Call, session: BusSession | None, per: Per
+    ) -> Call:
+        """`call` with its beginning and its end told to those who watch this handler."""
+        scope = None if session is None else session.session_id
+        return self.observers.around(call, registration, scope, per)
+
+    def observe(self, observer: BusObserver) -> None:
+        """Tell `observer` what the bus does, from now on."""
+        self.observers.add(observer)
+        self._observers_changed()
+
+    def stop_observing(self, observer: BusObserver) -> None:
+        """Tell `observer` nothing more, but for the ends of calls that are under way."""
+        self.observers.remove(observer)
+        self._observers_changed()
+
+    def _observers_changed(self) -> None:
+        self.bus.observers_changed()
+        self.refresh()
+        if self.phase is not Phase.RUNNING:
+            return  # lanes get their chains at the start
+        for (registration, session_id), lane in self.lanes.items():
+            session = None if session_id is None else self.sessions.get(session_id)
+            if session is not None or session_id is None:
+                lane.invoke = self.chain(registration, session)
 
     def is_durable(self, registration: Registration) -> bool:
         """Whether a handler reads the journal instead of being handed what is published."""
@@ -537,6 +558,8 @@ class BusCore(Quiescence):
                 error=text,
             ),
         )
+        if not lane.is_durable:  # of those the journal decides whether it was the last attempt
+            self.observers.failed(lane.registration, lane.session_id, message, error)
         self.bus.event_failed(lane, message, error)
 
 

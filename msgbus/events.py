@@ -28,7 +28,7 @@ from msgbus.messages import (
 from msgbus.metadata import ROOT
 from msgbus.outcomes import Outcomes, waiting_on_lane
 from msgbus.plans import EventPlan
-from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary, Undelivered
+from msgbus.receipts import ENLISTED, PublishReceipt, PublishStatus, PublishSummary, Undelivered
 from msgbus.schedule import Schedule, check_delay
 from msgbus.sending import SendingMethods
 from msgbus.telemetry.logging import log
@@ -54,7 +54,15 @@ class EventSide(SendingMethods):
         # Where each publish is timed, all of them take the long way.
         is_timed = self._core.config.slow_publish is not None
         self._filters: list[FilterLike] = [_pass_all] if is_timed else []
-        self._schedule = Schedule(self._core.clock, self._publish_due)
+        observers = self._core.observers
+        self._schedule = Schedule(self._core.clock, self._publish_due, observers.unscheduled)
+        self._is_observed = False
+
+    def observers_changed(self) -> None:
+        """Let each publish be seen, if somebody wants to; for the bus's parts."""
+        self._is_observed = bool(self._core.observers.told)
+        # Without plans at hand, every event takes the way on which it is told of.
+        self._events = {} if self._is_observed else self._core.events
 
     @override
     async def publish(  # noqa: C901, PLR0911, PLR0912 (the hot path, in one piece)
@@ -86,6 +94,8 @@ class EventSide(SendingMethods):
         ):
             if meta is None:
                 set_meta(event, ROOT)
+        elif self._is_observed:
+            return await self._publish_observed(event, outer, headers, topic, delay, at, wait=wait)
         else:
             plan = self.prepare_event(event, outer, headers, topic)
             if delay is not None or at is not None:
@@ -194,6 +204,34 @@ class EventSide(SendingMethods):
         session = self._core.sessions.get(meta.session_id) if meta.session_id else None
         return self._core.event_plan(type(event), session, meta.topic)
 
+    async def _publish_observed(
+        self,
+        event: Event,
+        outer: Frame | None,
+        headers: Mapping[str, str] | None,
+        topic: str | None,
+        delay: float | None,
+        at: datetime | None,
+        *,
+        wait: bool,
+    ) -> PublishReceipt:
+        """As `publish`, where somebody is told of it."""
+        require_event(event)
+        observers = self._core.observers
+        observers.publishing(event)
+        try:
+            plan = self.prepare_event(event, outer, headers, topic)
+            if delay is not None or at is not None:
+                receipt = await self._schedule_event(event, plan, delay, at, wait=wait)
+                observers.scheduled(event)
+                return receipt
+            if wait:
+                return await self._publish_and_wait(event, plan, outer)
+            return await self._filter_and_admit(event, plan, outer)
+        except BaseException as error:
+            observers.not_published(event, error)
+            raise
+
     async def _publish_and_wait(
         self, event: Event, plan: EventPlan, outer: Frame | None
     ) -> PublishReceipt:
@@ -234,16 +272,18 @@ class EventSide(SendingMethods):
     async def _filter_then_admit(
         self, event: Event, plan: EventPlan, outer: Frame | None, outcomes: Outcomes | None
     ) -> PublishReceipt:
-        refused = await self.ask_filters(event, plan)
-        if refused is not None:
-            return refused
-        # A filter may have awaited: handlers may have come or gone, the bus may have stopped.
-        try:
-            plan = self.prepare_event(event, outer)
-        except BusClosedError:
-            plan.counts.rejected += 1
-            raise
-        return await self._admit(event, plan, outer, outcomes)
+        receipt = await self.ask_filters(event, plan)
+        if receipt is None:
+            # A filter may have awaited: handlers may have come or gone, the bus may have stopped.
+            try:
+                plan = self.prepare_event(event, outer)
+            except BusClosedError:
+                plan.counts.rejected += 1
+                raise
+            receipt = await self._admit(event, plan, outer, outcomes)
+        if receipt is not ENLISTED:
+            self._core.observers.published(event, receipt)
+        return receipt
 
     async def ask_filters(self, event: Event, plan: EventPlan) -> PublishReceipt | None:
         """The receipt of the filter that turns `event` away, if one does; for the bus's parts."""
@@ -392,6 +432,7 @@ class EventSide(SendingMethods):
     async def _publish_due(self, event: Event) -> None:
         """Publish a delayed event. Nobody waits for a receipt, so a refusal is told about."""
         core = self._core
+        core.observers.publishing(event, is_due=True)
         try:
             plan = self.prepare_event(event, None)
             receipt = await self.ask_filters(event, plan)
@@ -402,7 +443,11 @@ class EventSide(SendingMethods):
 
                 receipt = await admit_event(event, replan(), replan, core.clock, may_wait=False)
             reason = "" if receipt.status is not PublishStatus.REJECTED else receipt.reason
-        except Exception as error:
+            core.observers.published(event, receipt)
+        except BaseException as error:
+            core.observers.not_published(event, error)
+            if not isinstance(error, Exception):
+                raise
             reason = redact_exception(error)
         if reason:
             self.tell_refused(event, reason)

@@ -205,7 +205,9 @@ class LifecyclePort:
             )
             return
         plan.count_admitted()
+        self._core.observers.publishing(event)
         admit(plan.queues, plan.items(event))
+        self._core.observers.published(event, plan.receipt)
 
     def _is_elsewhere_or_over(self, tell: Callable[[], None]) -> bool:
         """Whether nothing can be told here: then it is told on the loop of the bus, if any."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import final
+from typing import Final, final
 
 from msgbus.messages import Event
 
@@ -102,6 +102,9 @@ class PublishReceipt:
         """Whether the event will reach its handlers."""
         return self.status in _ACCEPTED
 
+
+ENLISTED: Final = PublishReceipt(PublishStatus.ACCEPTED)
+"""The receipt of an event in a transaction, whose end decides whether it is published."""
 
 _ACCEPTED = frozenset({PublishStatus.ACCEPTED, PublishStatus.DURABLE, PublishStatus.DROPPED})
 

@@ -32,11 +32,20 @@ class _Entry:
 
 @final
 class Schedule:
-    """Hands each event to `deliver` when its time has come, in order of time."""
+    """Hands each event to `deliver` when its time has come, in order of time.
 
-    def __init__(self, clock: Clock, deliver: Callable[[Event], Awaitable[None]]) -> None:
+    `on_cancel` is called with the id of each event that is taken back.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        deliver: Callable[[Event], Awaitable[None]],
+        on_cancel: Callable[[str], None],
+    ) -> None:
         self._clock = clock
         self._deliver = deliver
+        self._on_cancel = on_cancel
         self._heap: list[_Entry] = []
         self._by_id: dict[str, list[_Entry]] = {}
         self._by_session: dict[str, dict[_Entry, None]] = {}
@@ -75,6 +84,7 @@ class Schedule:
     def _cancel(self, entry: _Entry) -> bool:
         if entry.event is None or entry is self._delivering:
             return False
+        self._on_cancel(metadata_of(entry.event).message_id)
         self._forget(entry, entry.event)
         return True
 

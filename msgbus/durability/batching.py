@@ -15,7 +15,7 @@ import anyio
 from msgbus.context import current_frame
 from msgbus.durability.transactions import current_transaction
 from msgbus.errors import BusClosedError
-from msgbus.messages import SystemEvent
+from msgbus.messages import SystemEvent, require_event
 from msgbus.receipts import PublishReceipt
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class Batch:
     ) -> None:
         self._hub = hub
         self._bus = hub.core.bus
-        self._told = told
+        self._is_observed = bool(hub.core.observers.told)
+        self._told = self._tell if self._is_observed else told
+        self._told_caller = told
         self._size = min(size, LARGEST)
         self._outer = current_frame.get()
         self._read: list[Event] = []
@@ -59,6 +61,9 @@ class Batch:
         """Why the source, or one of its events, was the last."""
         self._failure: Exception | None = None
         """Why nothing more can be written."""
+        self._observers = hub.core.observers
+        self._observed: dict[int, Event] = {}
+        """Events whose end is still to be told to those who observe, if anybody does."""
 
     async def publish(self, events: Iterable[Event] | AsyncIterable[Event]) -> None:
         """Publish all of them, in order; those before one that is refused are published.
@@ -68,13 +73,18 @@ class Batch:
             StoredMessageError: One cannot be written as JSON.
             JournalError: The journal did not take a commit; nothing of that one is published.
         """
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._write_all, group.cancel_scope)
-            await self._read_all(events)
-        # What stopped the writer came first in the order of the events.
-        error = self._failure or self._fault
-        if error is not None:
-            raise error
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._write_all, group.cancel_scope)
+                await self._read_all(events)
+            # What stopped the writer came first in the order of the events.
+            error = self._failure or self._fault
+            if error is not None:
+                raise error
+        except BaseException as failure:
+            for event in self._observed.values():
+                self._observers.not_published(event, failure)
+            raise
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -97,6 +107,10 @@ class Batch:
         if transaction is not None and transaction.hub is self._hub:
             self._told(event, await self._bus.publish(event))
             return
+        if self._is_observed:
+            require_event(event)
+            self._observers.publishing(event)
+            self._observed[id(event)] = event
         refused = await self._bus.ask_filters(event, self._plan(event))
         if refused is not None:
             self._told(event, refused)
@@ -106,6 +120,12 @@ class Batch:
             await self._room.wait()
         self._read.append(event)
         self._news.set()
+
+    def _tell(self, event: Event, receipt: PublishReceipt) -> None:
+        """Tell the observers, too."""
+        if self._observed.pop(id(event), None) is not None:
+            self._observers.published(event, receipt)
+        self._told_caller(event, receipt)
 
     def _plan(self, event: Event) -> EventPlan:
         return self._bus.prepare_event(event, self._outer)

@@ -36,6 +36,7 @@ from msgbus.telemetry.redaction import redact_exception
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
     from msgbus.journal.operations import CloseTicket
+    from msgbus.registrations import Registration
     from msgbus.runtime import Runtime
     from msgbus.subscriptions.config import RetryTiers
 
@@ -81,11 +82,13 @@ class CommandQueue:
         transaction = current_transaction.get()
         if transaction is not None and transaction.hub is hub:
             transaction.add(*operations)
+            hub.core.observers.enqueued(command)
             return ticket
         try:
             await hub.publisher.commit(operations, ())
         except JournalConflictError:
             return ticket  # enqueued before: it is done once
+        hub.core.observers.enqueued(command)
         metadata_of(command).place = (0, now)
         self._rounds.wake()
         return ticket
@@ -98,6 +101,7 @@ class CommandQueue:
             await self._hub.publisher.commit(operations, ())
         except JournalConflictError:
             return False
+        self._hub.core.observers.unscheduled(message_id)
         self._tell(cast("CloseTicket", operations[1]))
         return True
 
@@ -343,7 +347,7 @@ class CommandQueue:
 
     async def _fail(self, claim: Claim, failure: BaseException, tiers: RetryTiers) -> None:
         if isinstance(failure, Refusal):
-            self._tell(await claim.refuse(redact_exception(failure)))
+            self._end_failed(claim, await claim.refuse(redact_exception(failure)), failure)
         elif isinstance(failure, CircuitOpenError):
             # Nothing was tried, so nothing is counted: an outage burns no tries.
             await claim.postpone(max(failure.retry_after, tiers.initial_delay), counts=False)
@@ -370,14 +374,24 @@ class CommandQueue:
         *,
         reason: str = "retries exhausted",
     ) -> None:
-        message_type = self._hub.codec.type_of(claim.record.name)
-        handler = None
-        if message_type is not None:
-            handler = self._hub.core.registry.command_handler(message_type, None)
+        handler = self._handler_of(claim)
         closing = await claim.bury(error, attempts=attempts, reason=reason, handler=handler)
+        self._end_failed(claim, closing, error)
         if closing is not None:
-            self._tell(closing)
             log.error("enqueued_command_failed", **self._about(claim, closing.error))
+
+    def _handler_of(self, claim: Claim) -> Registration | None:
+        message_type = self._hub.codec.type_of(claim.record.name)
+        if message_type is None:
+            return None
+        return self._hub.core.registry.command_handler(message_type, None)
+
+    def _end_failed(self, claim: Claim, closing: CloseTicket | None, error: BaseException) -> None:
+        """Tell of a command that will not be tried again, unless another process has it."""
+        handler = self._handler_of(claim)
+        if closing is not None and handler is not None:
+            self._hub.tell_failed(claim.record, handler, error)
+        self._tell(closing)
 
     def _about(self, claim: Claim, error: str | None) -> dict[str, object]:
         return {

@@ -11,14 +11,14 @@ from msgbus.durability.enqueued import CommandQueue
 from msgbus.durability.figures import journal_stats, subscription_stats
 from msgbus.durability.finding import find
 from msgbus.durability.publishing import Publisher
-from msgbus.durability.recording import Recorder
+from msgbus.durability.recording import JournalRecorder
 from msgbus.durability.relaying import Relays
 from msgbus.durability.replaying import Replay
 from msgbus.durability.rounds import Listener
 from msgbus.durability.scheduling import Scheduler
 from msgbus.durability.subscribers import Subscribers
 from msgbus.durability.tickets import TicketDesk
-from msgbus.errors import ConfigurationError, JournalError
+from msgbus.errors import ConfigurationError, JournalError, StoredMessageError
 from msgbus.journal.codec import MessageCodec
 from msgbus.journal.letters import LetterJournal
 from msgbus.journal.opening import open_journal
@@ -61,7 +61,8 @@ class Durability:
         self._journal = None if isinstance(journal, str) else journal
         self._is_let_go = False
         """Whether the journal was closed when the bus stopped; it can still be asked for."""
-        self.recorder = Recorder(self)
+        self.recorder = JournalRecorder(self)
+        core.observe(self.recorder)
         self.publisher = Publisher(self)
         self.subscribers = Subscribers(self)
         self.scheduler = Scheduler(self)
@@ -116,6 +117,12 @@ class Durability:
         message = self.codec.decode(record)
         metadata_of(message).place = (record.offset, record.time)
         return message
+
+    def tell_failed(self, record: Record, handler: Registration, error: BaseException) -> None:
+        """Tell observers, if there are any, that a handler failed on a message for good."""
+        if self.core.observers.told:
+            with suppress(StoredMessageError):  # then no handler ever got it
+                self.core.observers.failed(handler, None, self.decode(record), error)
 
     # -- history ---------------------------------------------------------------------------------
 

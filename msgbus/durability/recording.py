@@ -6,21 +6,24 @@ handlers wait. What is still in it is lost in a crash: nobody was told that it i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Awaitable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import anyio
+from typing_extensions import override
 
 from msgbus.context import current_frame
 from msgbus.errors import HandlerTimeoutError, JournalError, Refusal, StoredMessageError
 from msgbus.journal.operations import AddDelivery, Append, Operation
 from msgbus.journal.records import DeliveryRecord, Outcome, Record
 from msgbus.messages import Message, Query, SystemEvent, metadata_of
+from msgbus.observers import BusObserver, CallBegan, CallEnded
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
-    from msgbus.injection import Call
     from msgbus.registrations import Registration
     from msgbus.runtime import Runtime, Task, Waker
 
@@ -31,12 +34,18 @@ PAUSE = 0.5
 """Seconds before a journal that failed is tried again."""
 
 
+_NOT_RECORDED: Final = (Query, SystemEvent)
+
+
 @final
-class Recorder:
+class JournalRecorder(BusObserver):
     """The buffer in front of the journal, and the one task that empties it."""
+
+    only_watches = True
 
     def __init__(self, hub: Durability) -> None:
         self._hub = hub
+        self._clock = hub.core.clock
         self._limit = hub.core.config.record_buffer
         self._what = hub.core.config.record
         self._operations: list[Operation] = []
@@ -56,48 +65,45 @@ class Recorder:
 
     # -- what is recorded ------------------------------------------------------------------------
 
-    def with_message(self, registration: Registration, call: Call) -> Call:
-        """`call` with each command recorded before it; queries are not."""
-        if issubclass(registration.message_type, Query):
-            return call
-
-        async def recorded(message: Any) -> Any:
-            if not isinstance(message, Query):
-                self._record(message)
-                if len(self._operations) >= self._limit:
-                    await self.room()
-            return await call(message)
-
-        return recorded
-
-    def with_delivery(self, registration: Registration, call: Call) -> Call:
-        """`call` with the end of each try recorded, as far as is wanted."""
+    @override
+    def watch(
+        self, registration: Registration, scope: str | None, per: Literal["attempt", "message"]
+    ) -> CallBegan | None:
         kind = registration.message_type
-        if self._what == "messages" or issubclass(kind, Query | SystemEvent):
-            return call
-        clock = self._hub.core.clock
-        only_failures = self._what == "failures"
+        if issubclass(kind, _NOT_RECORDED):
+            return None
+        if per == "message":
+            return self._command_began if registration.is_command else None
+        return None if self._what == "messages" else self._watch_attempts(registration.name)
 
-        async def recorded(message: Any) -> Any:
-            began = clock.now()
-            try:
-                value = await call(message)
-            except BaseException as error:
-                self._delivered(registration.name, message, _outcome(error), began, error)
-                raise
-            if not only_failures:
-                self._delivered(registration.name, message, Outcome.OK, began, None)
-                if len(self._operations) >= self._limit:
-                    await self.room()
-            return value
+    def _command_began(self, command: Any) -> CallEnded | None:
+        """Record a command before it is handled; queries are not."""
+        if isinstance(command, Query):
+            return None
+        self._record(command)
+        return None if len(self._operations) < self._limit else self._room_if_full
 
-        return recorded
+    def _watch_attempts(self, handler: str) -> CallBegan:
+        """Record the end of each attempt, as far as is wanted."""
+        now = self._clock.now
+        ended = self._failed if self._what == "failures" else self._delivered
+        return lambda message: partial(ended, handler, message, now())
+
+    def _room_if_full(self, error: BaseException | None) -> Awaitable[None] | None:
+        may_wait = error is None or isinstance(error, Exception)
+        return self.room() if may_wait and len(self._operations) >= self._limit else None
+
+    def _failed(
+        self, handler: str, message: Any, began: float, error: BaseException | None
+    ) -> None:
+        if error is not None:
+            self._delivered(handler, message, began, error)
 
     def _record(self, message: Message) -> None:
         meta = metadata_of(message)
         if meta.place is not None:
             return  # it came out of the journal
-        now = self._hub.core.clock.time()
+        now = self._clock.time()
         try:
             record = self._hub.codec.encode(message, time=now)
         except StoredMessageError as error:
@@ -114,39 +120,40 @@ class Recorder:
         self.add(Append(record))
 
     def _delivered(
-        self,
-        handler: str,
-        message: Any,
-        outcome: Outcome,
-        began: float,
-        error: BaseException | None,
-    ) -> None:
+        self, handler: str, message: Any, began: float, error: BaseException | None
+    ) -> Awaitable[None] | None:
+        """Record the end of an attempt; what to wait for, if the buffer is full after a success."""
         frame = current_frame.get()
         if frame is not None and frame.is_replay:
-            return  # history is looked at, not made
-        clock = self._hub.core.clock
+            return None  # history is looked at, not made
+        clock = self._clock
         ended = clock.time()
         run = clock.now() - began
         attempt = 1 if frame is None else frame.attempt
-        text = None if error is None else redact_exception(error)
+        outcome, text = Outcome.OK, None
+        if error is not None:
+            outcome, text = _outcome(error), redact_exception(error)
         # A copy was handed to a batch handler that may have emptied it: the frame has them all.
         messages = [message] if frame is None or frame.events is None else frame.events
         for one in messages:
             meta = metadata_of(one)
-            if isinstance(one, Query | SystemEvent) or meta.from_system:
+            if isinstance(one, _NOT_RECORDED) or meta.from_system:
                 continue
             offset, time = meta.place or (0, ended - run)
-            wait = max(ended - run - time, 0.0)
+            wait = ended - run - time
+            wait = wait if wait > 0 else 0.0  # cheaper than `max`
             delivery = DeliveryRecord(
                 meta.message_id, handler, attempt, outcome, wait, run, ended, text, offset or None
             )
             self.add(AddDelivery(delivery))
+        is_full = error is None and len(self._operations) >= self._limit
+        return self.room() if is_full else None
 
     def burial(
         self, record: Record, handler: str, attempts: int, error: BaseException | None
     ) -> list[Operation]:
         """That a message was given up, to be written with its dead letter."""
-        now = self._hub.core.clock.time()
+        now = self._clock.time()
         return self._given_up(
             record.message_id, handler, attempts, error, now - record.time, record.offset or None
         )
@@ -154,7 +161,7 @@ class Recorder:
     def buried(self, message: Message, handler: str, attempts: int, error: BaseException) -> None:
         """A message was given up; its dead letter is kept elsewhere."""
         meta = metadata_of(message)
-        now = self._hub.core.clock.time()
+        now = self._clock.time()
         offset, time = meta.place or (0, now)
         for operation in self._given_up(
             meta.message_id, handler, attempts, error, now - time, offset or None
@@ -173,7 +180,7 @@ class Recorder:
         if self._what == "messages":
             return []
         text = None if error is None else redact_exception(error)
-        now = self._hub.core.clock.time()
+        now = self._clock.time()
         end = Outcome.DEAD_LETTERED
         delivery = DeliveryRecord(
             message_id, handler, attempts, end, max(wait, 0.0), 0.0, now, text, offset
@@ -278,7 +285,7 @@ class Recorder:
                 waiting=len(self._operations),
                 error=redact_exception(error),
             )
-            await self._hub.core.clock.sleep(PAUSE)
+            await self._clock.sleep(PAUSE)
         finally:
             self._writing = 0
             self._tell()

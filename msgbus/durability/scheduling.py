@@ -38,9 +38,14 @@ class _Due:
         """`None` if this process cannot read it: it is published as it stands."""
         self.plan: EventPlan | None = None
         self.placed: Placed | None = None
-        self.is_filtered = False
+        self.receipt: PublishReceipt | None = None
+        """What became of it, if that is known."""
         self.reason = ""
         """Why it is refused, if it is."""
+
+    @property
+    def is_filtered(self) -> bool:
+        return self.receipt is not None and self.receipt.status is PublishStatus.FILTERED
 
     @property
     def is_wanted(self) -> bool:
@@ -104,6 +109,7 @@ class Scheduler:
         except JournalConflictError:
             return False
         self._changed(-1)
+        self._hub.core.observers.unscheduled(message_id)
         return True
 
     def _changed(self, by: int) -> None:
@@ -174,8 +180,16 @@ class Scheduler:
             return
         self._changed(-len(batch))
         for one in batch:
-            if one.reason and one.event is not None:
-                self._hub.core.bus.tell_refused(one.event, one.reason)
+            if one.event is not None:
+                self._tell(one.event, one)
+
+    def _tell(self, event: Event, due: _Due) -> None:
+        core = self._hub.core
+        receipt = due.receipt or PublishReceipt(PublishStatus.REJECTED, reason=due.reason)
+        core.observers.publishing(event, is_due=True)
+        core.observers.published(event, receipt)
+        if due.reason:
+            core.bus.tell_refused(event, due.reason)
 
     async def _examined(self, entry: Scheduled) -> _Due:
         """The event, once the bus's filters have been asked: before anything has its place."""
@@ -185,7 +199,7 @@ class Scheduler:
         bus = self._hub.core.bus
         due.plan = bus.prepare_event(due.event, None)
         try:
-            due.is_filtered = await bus.ask_filters(due.event, due.plan) is not None
+            due.receipt = await bus.ask_filters(due.event, due.plan)
         except (JournalError, BusClosedError):
             raise
         except Exception as error:
@@ -205,6 +219,7 @@ class Scheduler:
         now = self._hub.core.clock.time()
         operations: list[Operation] = [Unschedule(one.entry.id, required=True) for one in batch]
         placed: list[Placed] = []
+        owners: list[_Due] = []
         try:
             for one in batch:
                 if one.event is None:
@@ -213,11 +228,14 @@ class Scheduler:
                     await self._place(one, one.event)
                 if one.placed is not None:
                     placed.append(one.placed)
+                    owners.append(one)
         except BaseException:
             for each in placed:
                 each.refused()
             raise
-        await self._hub.publisher.commit(operations, placed)
+        receipts = await self._hub.publisher.commit(operations, placed)
+        for one, receipt in zip(owners, receipts, strict=True):
+            one.receipt = receipt
 
     async def _place(self, due: _Due, event: Event) -> None:
         # A filter may have awaited: handlers may have come or gone.

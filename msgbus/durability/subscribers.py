@@ -15,6 +15,7 @@ from msgbus.errors import (
     ConfigurationError,
     DuplicateHandlerError,
     MsgBusError,
+    Refusal,
     StoredMessageError,
 )
 from msgbus.journal.codec import RawMessage
@@ -22,8 +23,10 @@ from msgbus.journal.records import Kind, Record
 from msgbus.messages import Event, SystemEvent, metadata_of
 from msgbus.queue import Gated
 from msgbus.subscriptions.config import SubscriptionConfig
+from msgbus.subscriptions.mode import Poison
 from msgbus.subscriptions.progress import Standing
 from msgbus.subscriptions.subscription import DurableSubscription
+from msgbus.subscriptions.verdict import is_final
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -55,6 +58,8 @@ class HandedOver:
         message_id = metadata_of(item.event).message_id
         is_acknowledged = message_id in self._handler.acknowledged
         self._handler.acknowledged.discard(message_id)
+        if isinstance(item.error, Exception):
+            self._handler.attempt_failed(item, item.error, is_acknowledged=is_acknowledged)
         if not item.is_handled and not is_acknowledged:
             ended = BusClosedError(f"The bus stopped before {self._handler.name} was done with it.")
             self._error = item.error if isinstance(item.error, Exception) else ended
@@ -134,7 +139,22 @@ class DurableHandler:
     def _given_up(
         self, record: Record, error: BaseException | None, attempts: int
     ) -> list[Operation]:
+        if error is not None:
+            self._hub.tell_failed(record, self.registration, error)
         return self._hub.recorder.burial(record, self.registration.name, attempts, error)
+
+    def attempt_failed(self, item: Gated, error: Exception, *, is_acknowledged: bool) -> None:
+        """Tell of a failure after which there is neither another attempt nor a dead letter."""
+        if (
+            is_acknowledged
+            or isinstance(error, Refusal)
+            or (
+                self.subscription is not None
+                and self.config.on_poison is Poison.DROP
+                and is_final(self.subscription.engine.config, item.attempt, error)
+            )
+        ):
+            self._hub.core.observers.failed(self.registration, None, item.event, error)
 
     def _final_config(self) -> SubscriptionConfig:
         retry = self.config.retry

@@ -10,7 +10,7 @@ from msgbus.context import Frame, current_frame
 from msgbus.errors import BusStateError, TransactionRefusedError
 from msgbus.journal.operations import Fence, Mark, Operation, Sql
 from msgbus.messages import metadata_of
-from msgbus.receipts import PublishReceipt, PublishStatus
+from msgbus.receipts import ENLISTED, PublishReceipt
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -76,7 +76,7 @@ class Transaction:
         self._require_open()
         self.hub.codec.encode(event, time=self.hub.core.clock.time())  # raises now, not later
         self._events.append((event, current_frame.get()))
-        return PublishReceipt(PublishStatus.ACCEPTED)
+        return ENLISTED
 
     def acknowledge(self) -> None:
         """In a durable handler: commit, with all this, that its message is handled.
@@ -127,8 +127,18 @@ class Transaction:
         self._is_open = False
         assert self._token is not None  # noqa: S101 (set on the way in)
         current_transaction.reset(self._token)
-        if error is None and (self._operations or self._events):
-            await self._commit()
+        try:
+            if error is None and (self._operations or self._events):
+                await self._commit()
+        except BaseException as failure:
+            self._tell_not_published(failure)
+            raise
+        if error is not None:
+            self._tell_not_published(error)
+
+    def _tell_not_published(self, error: BaseException) -> None:
+        for event, _ in self._events:
+            self.hub.core.observers.not_published(event, error)
 
     async def _commit(self) -> None:
         placed: list[Placed] = []
@@ -142,6 +152,8 @@ class Transaction:
                 one.refused()
             raise
         self.receipts = await self.hub.publisher.commit(self._operations, placed)
+        for (event, _), receipt in zip(self._events, self.receipts, strict=True):
+            self.hub.core.observers.published(event, receipt)
         for handler, message_id in self._acknowledged:
             handler.acknowledged.add(message_id)
 

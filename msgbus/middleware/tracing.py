@@ -19,6 +19,7 @@ from msgbus.errors import MissingExtraError, Refusal
 from msgbus.messages import Message, message_type_of, metadata_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import current_handler, messages_in
+from msgbus.observers import CallEnded, observed
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.tracebacks import redacted_traceback
 
@@ -123,37 +124,33 @@ class TracingMiddleware:
 
     async def __call__(self, message: Any, call_next: CallNext) -> Any:
         """Call on, inside a span."""
+        return await observed(self._began, call_next)(message)
+
+    def _began(self, message: Any) -> CallEnded | None:
         tracer = self._tracer or (self._look_for_tracer() if self._uses_global else None)
         if tracer is None:
-            return await call_next(message)
+            return None
         messages = messages_in(message)
         parent, links = self._origin(messages)
-        with tracer.start_as_current_span(
+        span = tracer.start_span(
             f"process {message_type_of(message).__name__}",
             context=parent,
             kind=self._trace.SpanKind.CONSUMER,
             attributes=_attributes(message),
             links=links,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
-            return await self._call_inside(span, message, call_next)
-
-    async def _call_inside(self, span: Span, message: Any, call_next: CallNext) -> Any:
+        )
         context = current_context()
         if context is not None:
-            context.outgoing = self._outgoing(span.get_span_context(), messages_in(message))
-        try:
-            return await call_next(message)
-        except Refusal as refusal:
-            span.set_attribute("msgbus.refusal", _type_name(refusal))
-            raise
-        except Exception as error:
+            context.outgoing = self._outgoing(span.get_span_context(), messages)
+        current = self._trace.use_span(span, record_exception=False, set_status_on_exception=False)
+        current.__enter__()
+
+        def ended(error: BaseException | None) -> None:
+            current.__exit__(None, None, None)
             self._record(span, error)
-            raise
-        except BaseException:
-            span.set_attribute("msgbus.cancelled", True)
-            raise
+            span.end()
+
+        return ended
 
     def _tracer_of(self, provider: TracerProvider) -> Tracer | None:
         """A tracer, unless it would do nothing."""
@@ -211,7 +208,15 @@ class TracingMiddleware:
 
         return headers
 
-    def _record(self, span: Span, error: Exception) -> None:
+    def _record(self, span: Span, error: BaseException | None) -> None:
+        if error is None:
+            return
+        if isinstance(error, Refusal):
+            span.set_attribute("msgbus.refusal", _type_name(error))
+            return
+        if not isinstance(error, Exception):
+            span.set_attribute("msgbus.cancelled", True)
+            return
         text = redact_exception(error)
         span.set_attribute("error.type", _type_name(error))
         span.set_status(self._trace.Status(self._trace.StatusCode.ERROR, text))

@@ -377,7 +377,7 @@ class ResilientMessageBus(MessageBus):
         call = core.limit_time(registration, core.wrap(registration, call, "attempt"))
         if registration.timeout is None and guard.policy.timeout is not None:
             call = with_timeout(call, guard.policy.timeout, registration.name, core.clock)
-        call = core.recorded(registration, call)
+        call = core.observed(registration, call, session, "attempt")
         for limit in guard.limits:
             call = _inside(limit, call)
         if registration.batch:

@@ -43,6 +43,12 @@ _LAST_RESORT = {
 }
 
 
+def is_final(config: SubscriptionConfig, attempt: int, error: Exception) -> bool:
+    """Whether no other attempt follows number `attempt`, which ended in `error`."""
+    retry = config.retry
+    return config.is_at_most_once or attempt >= retry.max_attempts or not retry.allows(error)
+
+
 def judge(
     config: SubscriptionConfig, mode: Mode, entry: Entry, error: Exception, chance: float
 ) -> Verdict:
@@ -51,10 +57,7 @@ def judge(
     `chance` is a random number from 0 to 1, for the jitter of the pause.
     """
     retry = config.retry
-    is_final = (
-        config.is_at_most_once or entry.attempt >= retry.max_attempts or not retry.allows(error)
-    )
-    if is_final:
+    if is_final(config, entry.attempt, error):
         return Verdict(_LAST_RESORT[config.on_poison])
     delay = retry.delay(entry.attempt, chance)
     if delay <= retry.in_process and not entry.is_retry:

@@ -1,22 +1,30 @@
-"""What a recorder remembers: messages, what became of their publishing, and who ran them."""
+"""The observer behind `record(bus)`: messages, what became of them, and who handled them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, final
 
+from typing_extensions import override
+
+from msgbus.context import current_frame
+from msgbus.errors import WrongMessageTypeError
 from msgbus.messages import Command, Event, Message
+from msgbus.observers import BusObserver, CallBegan, CallEnded
 from msgbus.receipts import DrainReport, PublishReceipt, Undelivered
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
+    from msgbus.registrations import Registration
+
+HandlerKey: TypeAlias = "tuple[Registration, str | None]"
+"""A handler and the session that it belongs to: sessions may share a registration."""
 
 
-class Outcome(Enum):
-    """What became of one message in one handler, in the words of the causation tree."""
+class RecordedOutcome(Enum):
+    """The outcome of one message in one handler, in the words of the causation tree."""
 
     HANDLED = "handled by"
     FAILED = "failed in"
@@ -29,234 +37,253 @@ class Outcome(Enum):
 
 @final
 @dataclass(slots=True, eq=False)
-class HistoryEntry:
-    """One message in one handler."""
+class RecordedDelivery:
+    """One message in one handler, with all its attempts."""
 
     message: Message
     handler: str
-    owner: object = None
-    """The handler's lane or plan: handlers of several sessions may share all else."""
-    outcome: Outcome = Outcome.RUNNING
+    key: HandlerKey | None = None
+    outcome: RecordedOutcome = RecordedOutcome.RUNNING
     error: BaseException | None = None
+    attempts: int = 0
     order: int = 0
     """Its place among all outcomes, first to last."""
 
 
+class PublishState(Enum):
+    """How far one publish has come."""
+
+    UNDER_WAY = "being published"
+    """Perhaps it waits for room, or for the end of its transaction."""
+    WAITING = "waiting for its time"
+    TAKEN_BACK = "cancelled before its time"
+    ENDED = ""
+
+
 @final
 @dataclass(slots=True, eq=False)
-class Publishing:
+class RecordedPublish:
     """One event handed to the bus."""
 
     event: Event
-    is_under_way: bool = False
-    """Whether `publish` has not come back yet; it may be waiting for room."""
+    state: PublishState = PublishState.UNDER_WAY
+    was_delayed: bool = False
     receipt: PublishReceipt | None = None
-    """`None` for what the bus tells by itself, and for events that came by a side door."""
     error: Exception | None = None
     """What `publish` raised instead of giving a receipt."""
-    due: float | None = None
-    """Clock time of a delayed event."""
-    is_cancelled: bool = False
-    """Whether a delayed event was taken back."""
 
 
 @final
 @dataclass(slots=True, eq=False)
-class Entry:
+class RecordedMessage:
     """One message and all that happened to it."""
 
     message: Message
-    publishings: list[Publishing] = field(default_factory=list[Publishing])
-    deliveries: list[HistoryEntry] = field(default_factory=list[HistoryEntry])
+    publishes: list[RecordedPublish] = field(default_factory=list[RecordedPublish])
+    deliveries: list[RecordedDelivery] = field(default_factory=list[RecordedDelivery])
+    queue_state: Literal["", "enqueued", "cancelled before its time"] = ""
+    """Of an enqueued command that has not reached its handler."""
 
-    def latest(self, owner: object) -> HistoryEntry | None:
-        """The last time this handler got the message."""
-        for delivery in reversed(self.deliveries):
-            if delivery.owner is owner:
-                return delivery
-        return None
+    def latest(self, key: HandlerKey) -> RecordedDelivery | None:
+        """The last delivery to this handler; one that has not ended before those that have."""
+        mine = [one for one in self.deliveries if one.key == key]
+        going_on = [one for one in mine if one.outcome is not RecordedOutcome.HANDLED]
+        found = going_on or mine
+        return found[-1] if found else None
 
-
-def _seen_cancel(publishing: Publishing, receipt: PublishReceipt) -> Callable[[], bool]:
-    def cancel() -> bool:
-        took_back = receipt.cancel is not None and receipt.cancel()
-        publishing.is_cancelled |= took_back
-        return took_back
-
-    return cancel
+    def publish_in(self, *states: PublishState) -> RecordedPublish | None:
+        """The first publish that has come this far."""
+        return next((one for one in self.publishes if one.state in states), None)
 
 
 @final
-class Run:
-    """One call of a handler; a handler of lists has several messages in it."""
-
-    __slots__ = ("_deliveries", "_history")
-
-    def __init__(self, history: History, deliveries: Sequence[HistoryEntry]) -> None:
-        self._history = history
-        self._deliveries = deliveries
-
-    def returned(self) -> None:
-        """The handler, and everything around it, succeeded."""
-        self._conclude(Outcome.HANDLED, None)
-
-    def raised(self, error: BaseException) -> None:
-        """It did not. If that is the last word, `failed` says so afterwards."""
-        kind = Outcome.RETRYING if isinstance(error, Exception) else Outcome.CANCELLED
-        self._conclude(kind, error)
-
-    def failed(self, error: BaseException) -> None:
-        """It failed for good."""
-        self._conclude(Outcome.FAILED, error)
-
-    def _conclude(self, outcome: Outcome, error: BaseException | None) -> None:
-        for delivery in self._deliveries:
-            self._history.conclude(delivery, outcome, error)
-
-
-@final
-class History:
+class History(BusObserver):
     """Everything that one recorder saw of one bus.
 
-    Messages are told apart as objects: two equal ones are two, and no id needs to be made
-    while the bus works.
+    Messages are told apart by their ids: a durable handler gets a copy of what was published.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._ended: float | None = None
+    def __init__(self) -> None:
+        self._is_over = False
         self._order = count(1)
-        self._before: dict[int, Event] = {}
-        self._entries: dict[int, Entry] = {}
+        self._messages: dict[str, RecordedMessage] = {}
         self.executed: list[Command[Any]] = []
         """Commands that reached their handler."""
-        self.publishings: list[Publishing] = []
+        self.publishes: list[RecordedPublish] = []
         """In the order in which the bus took the events."""
 
     @property
-    def entries(self) -> Iterable[Entry]:
+    def messages(self) -> Iterable[RecordedMessage]:
         """All messages, in the order in which they were first seen."""
-        return self._entries.values()
+        return self._messages.values()
 
-    def deliveries(self, outcome: Outcome) -> list[HistoryEntry]:
+    def deliveries(self, outcome: RecordedOutcome) -> list[RecordedDelivery]:
         """All with this outcome, in the order in which they came to it."""
         found = [
             delivery
-            for entry in self.entries
-            for delivery in entry.deliveries
+            for one in self.messages
+            for delivery in one.deliveries
             if delivery.outcome is outcome
         ]
         return sorted(found, key=lambda delivery: delivery.order)
 
-    def entry(self, message: Message) -> Entry:
-        """The entry of this very object."""
-        return self._entries.setdefault(id(message), Entry(message))
-
-    # -- beginning and end ---------------------------------------------------------------------
-
-    def skip(self, queued: Iterable[Event]) -> None:
-        """These were published before the recording; only their handling belongs to it."""
-        self._before |= {id(event): event for event in queued}
-
     def end(self) -> None:
-        """From now on nothing falls due any more."""
-        self._ended = self._clock.now()
-
-    def is_due(self, publishing: Publishing) -> bool:
-        """Whether an event has really been published, rather than kept for later."""
-        if publishing.due is None:
-            return True
-        now = self._clock.now() if self._ended is None else self._ended
-        return publishing.due <= now and not publishing.is_cancelled
-
-    # -- publishing ----------------------------------------------------------------------------
-
-    def publishing(self, event: Event) -> Publishing:
-        """`publish` was called."""
-        publishing = Publishing(event, is_under_way=True)
-        self.entry(event).publishings.append(publishing)
-        return publishing
-
-    def published(
-        self, publishing: Publishing, receipt: PublishReceipt, due: float | None
-    ) -> PublishReceipt:
-        """The bus took an event, now or for later, or turned it away and said so.
-
-        Returns:
-            The receipt to give to the caller: of a delayed event, one whose `cancel` is seen.
-        """
-        if due is not None:
-            receipt = replace(receipt, cancel=_seen_cancel(publishing, receipt))
-        publishing.due = due
-        publishing.receipt = receipt
-        self._came_back(publishing)
-        self._missed(receipt.dropped, Outcome.DROPPED)
-        return receipt
-
-    def refused(self, publishing: Publishing, error: Exception) -> None:
-        """`publish` raised."""
-        publishing.error = error
-        self._came_back(publishing)
-
-    def withdrawn(self, publishing: Publishing) -> None:
-        """`publish` was cancelled while it waited, or was given no event: nothing happened."""
-        entry = self.entry(publishing.event)
-        entry.publishings.remove(publishing)
-        if not entry.publishings and not entry.deliveries:
-            del self._entries[id(publishing.event)]
-
-    def _came_back(self, publishing: Publishing) -> None:
-        publishing.is_under_way = False
-        self.publishings.append(publishing)
+        """Record no more calls: a worker may keep the chain it has until its turn ends."""
+        self._is_over = True
 
     def left(self, report: DrainReport) -> None:
-        """The bus has stopped, and hands back what it did not finish."""
-        self._missed(report.leftovers, Outcome.ABANDONED)
+        """Note what a bus that has stopped hands back unfinished."""
+        self._missed(report.leftovers, RecordedOutcome.ABANDONED)
 
-    def _missed(self, undelivered: Iterable[Undelivered], outcome: Outcome) -> None:
+    def _of(self, message: Message) -> RecordedMessage:
+        return self._messages.setdefault(message.message_id, RecordedMessage(message))
+
+    # -- sending -------------------------------------------------------------------------------
+
+    @override
+    def publishing(self, event: Event, *, is_due: bool = False) -> None:
+        entry = self._of(event)
+        waiting = entry.publish_in(PublishState.WAITING) if is_due else None
+        if waiting is not None:
+            waiting.state = PublishState.UNDER_WAY
+        else:
+            entry.publishes.append(RecordedPublish(event, was_delayed=is_due))
+
+    @override
+    def published(self, event: Event, receipt: PublishReceipt) -> None:
+        publish = self._of(event).publish_in(PublishState.UNDER_WAY)
+        if publish is not None:
+            publish.receipt = receipt
+            self._publish_ended(publish)
+        self._missed(receipt.dropped, RecordedOutcome.DROPPED)
+
+    @override
+    def not_published(self, event: Event, error: BaseException) -> None:
+        entry = self._of(event)
+        publish = entry.publish_in(PublishState.UNDER_WAY)
+        if publish is None:
+            return
+        if isinstance(error, Exception) and not isinstance(error, WrongMessageTypeError):
+            publish.error = error
+            self._publish_ended(publish)
+        elif publish.was_delayed:
+            publish.state = PublishState.WAITING
+        else:
+            # Cancelled while it waited: nothing happened.
+            entry.publishes.remove(publish)
+            if not entry.publishes and not entry.deliveries:
+                del self._messages[event.message_id]
+
+    @override
+    def scheduled(self, event: Event) -> None:
+        publish = self._of(event).publish_in(PublishState.UNDER_WAY)
+        if publish is not None:
+            publish.state = PublishState.WAITING
+            publish.was_delayed = True
+
+    @override
+    def enqueued(self, command: Command[Any]) -> None:
+        self._of(command).queue_state = "enqueued"
+
+    @override
+    def unscheduled(self, message_id: str) -> None:
+        entry = self._messages.get(message_id)
+        if entry is None:
+            return
+        publish = entry.publish_in(PublishState.WAITING)
+        if publish is not None:
+            publish.state = PublishState.TAKEN_BACK
+        elif entry.queue_state:
+            entry.queue_state = "cancelled before its time"
+
+    def _publish_ended(self, publish: RecordedPublish) -> None:
+        publish.state = PublishState.ENDED
+        self.publishes.append(publish)
+
+    def _missed(self, undelivered: Iterable[Undelivered], outcome: RecordedOutcome) -> None:
         for one in undelivered:
-            delivery = HistoryEntry(one.event, one.handler)
-            self.entry(one.event).deliveries.append(delivery)
-            self.conclude(delivery, outcome)
+            delivery = RecordedDelivery(one.event, one.handler)
+            self._of(one.event).deliveries.append(delivery)
+            self._conclude(delivery, outcome)
 
     # -- handling ------------------------------------------------------------------------------
 
-    def begin(self, handler: str, owner: object, messages: Sequence[Message], attempt: int) -> Run:
-        """A handler is called, for the first time or again."""
-        return Run(self, [self._begin(handler, owner, one, attempt) for one in messages])
+    @override
+    def watch(
+        self, registration: Registration, scope: str | None, per: Literal["attempt", "message"]
+    ) -> CallBegan | None:
+        key = (registration, scope)
 
-    def _begin(self, handler: str, owner: object, message: Message, attempt: int) -> HistoryEntry:
-        entry = self.entry(message)
-        again = entry.latest(owner) if attempt > 1 else None
-        if again is not None:
-            again.outcome = Outcome.RUNNING
-            return again
-        if isinstance(message, Event):
-            if self._is_news(entry):
-                self._came_back(self.publishing(message))
-        else:
+        def message_began(message: Any) -> CallEnded | None:
+            if self._is_over:
+                return None
+            deliveries = [self._begin(key, one) for one in _listed(message)]
+
+            def ended(error: BaseException | None) -> None:
+                for delivery in deliveries:
+                    self._conclude(delivery, _outcome_of(error), error)
+
+            return ended
+
+        def attempt_began(message: Any) -> None:
+            for one in _listed(message):
+                entry = self._messages.get(one.message_id)
+                delivery = None if entry is None else entry.latest(key)
+                if delivery is not None and not self._is_over:
+                    delivery.attempts = max(delivery.attempts + 1, _current_attempt())
+
+        return message_began if per == "message" else attempt_began
+
+    def _begin(self, key: HandlerKey, message: Message) -> RecordedDelivery:
+        entry = self._of(message)
+        last = entry.latest(key)
+        if last is not None and last.outcome is RecordedOutcome.RETRYING:
+            last.outcome = RecordedOutcome.RUNNING
+            return last
+        if not isinstance(message, Event):
             self.executed.append(cast("Command[Any]", message))
-        delivery = HistoryEntry(message, handler, owner)
+        delivery = RecordedDelivery(message, key[0].name, key)
         entry.deliveries.append(delivery)
         return delivery
 
-    def _is_news(self, entry: Entry) -> bool:
-        """Whether an event reached a handler without having been seen on its way in."""
-        return not entry.publishings and id(entry.message) not in self._before
-
-    def event_failed(
-        self, handler: str, owner: object, event: Message, error: BaseException
+    @override
+    def failed(
+        self, registration: Registration, scope: str | None, message: Message, error: BaseException
     ) -> None:
-        """The bus has given an event up for one handler."""
-        delivery = self.entry(event).latest(owner)
-        if delivery is None:  # the handler's own filter failed, so it was never called
-            delivery = self._begin(handler, owner, event, attempt=1)
-        self.conclude(delivery, Outcome.FAILED, error)
+        key = (registration, scope)
+        delivery = self._of(message).latest(key)
+        if delivery is None:
+            if isinstance(message, Command):
+                return  # it was under way when the recording began
+            delivery = self._begin(key, message)  # its own filter failed: it was never called
+        is_failure = isinstance(error, Exception)
+        outcome = RecordedOutcome.FAILED if is_failure else RecordedOutcome.CANCELLED
+        self._conclude(delivery, outcome, error)
 
-    def conclude(
-        self, delivery: HistoryEntry, outcome: Outcome, error: BaseException | None = None
+    def _conclude(
+        self,
+        delivery: RecordedDelivery,
+        outcome: RecordedOutcome,
+        error: BaseException | None = None,
     ) -> None:
         """Note an outcome; a later one takes its place."""
         delivery.outcome = outcome
         delivery.error = error
         delivery.order = next(self._order)
+
+
+def _outcome_of(error: BaseException | None) -> RecordedOutcome:
+    """What the end of a call says; if it is the last, `failed` is told afterwards."""
+    if error is None:
+        return RecordedOutcome.HANDLED
+    is_failure = isinstance(error, Exception)
+    return RecordedOutcome.RETRYING if is_failure else RecordedOutcome.CANCELLED
+
+
+def _current_attempt() -> int:
+    frame = current_frame.get()
+    return 1 if frame is None else frame.attempt
+
+
+def _listed(message: Any) -> Sequence[Message]:
+    return cast("list[Message]", message) if isinstance(message, list) else (message,)

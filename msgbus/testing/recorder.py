@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, final, overload
 
 import anyio
+from typing_extensions import override
 
-from msgbus.messages import RESERVED, Command, Event, Message, R
-from msgbus.testing.history import History, HistoryEntry, Outcome
-from msgbus.testing.tap import listening, workers_at_rest
+from msgbus.messages import RESERVED, Command, Event, Message
+from msgbus.sending import E, SendingMethods
+from msgbus.testing.history import History, RecordedDelivery, RecordedOutcome
 from msgbus.testing.tree import causation_tree
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from msgbus.bus import MessageBus
-    from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary
+    from msgbus.core import BusCore
+    from msgbus.expectations import Expectation, Where
+    from msgbus.lanes import Lane
+    from msgbus.receipts import PublishStatus
     from msgbus.registry import HandlerRegistry
-    from msgbus.results import CommandResult
     from msgbus.session import BusSession
+    from msgbus.streams import EventStream
 
 M = TypeVar("M", bound=Message)
 M_co = TypeVar("M_co", bound=Message, covariant=True)
 C = TypeVar("C", bound=Command[Any])
-E = TypeVar("E", bound=Event)
+F = TypeVar("F", bound=Callable[..., Any])
 
 _MOST_SHOWN: Final = 50
 
@@ -38,6 +41,8 @@ class Handled(Generic[M_co]):
 
     message: M_co
     handler: str
+    attempts: int = 1
+    """How often the handler was called, as far as is known."""
 
 
 @final
@@ -48,10 +53,23 @@ class Failed(Generic[M_co]):
     message: M_co
     handler: str
     error: BaseException
+    attempts: int = 1
+    """How often the handler was called, as far as is known; 0 if it never was."""
+
+
+def _of_bus(method: F) -> F:
+    """The method of the bus itself."""
+    name = method.__name__
+
+    @wraps(method)
+    async def send(self: Recorder, *args: Any, **options: Any) -> Any:
+        return await getattr(self.bus, name)(*args, **options)
+
+    return cast("F", send)
 
 
 @final
-class Recorder:
+class Recorder(SendingMethods):
     """What went through a bus while it was recorded. Made by `record(bus)`.
 
     It can be asked during the block and after it. All answers are in the order in which
@@ -64,37 +82,26 @@ class Recorder:
 
     # -- the bus ---------------------------------------------------------------------------
 
-    async def execute(
+    execute = _of_bus(SendingMethods.execute)
+    call = _of_bus(SendingMethods.call)
+    publish = _of_bus(SendingMethods.publish)
+    publish_many = _of_bus(SendingMethods.publish_many)
+    request = _of_bus(SendingMethods.request)
+    enqueue = _of_bus(SendingMethods.enqueue)
+
+    @override
+    def stream(self, event_type: type[E] | str, *, buffer: int = 1000) -> EventStream[E]:
+        return self.bus.stream(event_type, buffer=buffer)
+
+    @override
+    def expect(
         self,
-        command: Command[R],
+        event_type: type[E] | str,
         *,
+        where: Where[E] | None = None,
         timeout: float | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> CommandResult[R]:
-        """The same as `bus.execute`."""
-        return await self.bus.execute(command, timeout=timeout, headers=headers)
-
-    async def call(self, command: Command[R], *, timeout: float | None = None) -> R:
-        """The same as `bus.call`."""
-        return await self.bus.call(command, timeout=timeout)
-
-    async def publish(
-        self,
-        event: Event,
-        *,
-        headers: Mapping[str, str] | None = None,
-        topic: str | None = None,
-        delay: float | None = None,
-        at: datetime | None = None,
-    ) -> PublishReceipt:
-        """The same as `bus.publish`."""
-        return await self.bus.publish(event, headers=headers, topic=topic, delay=delay, at=at)
-
-    async def publish_many(
-        self, events: Iterable[Event] | AsyncIterable[Event], *, chunk: int = 1000
-    ) -> PublishSummary:
-        """The same as `bus.publish_many`."""
-        return await self.bus.publish_many(events, chunk=chunk)
+    ) -> Expectation[E]:
+        return self.bus.expect(event_type, where=where, timeout=timeout)
 
     async def settled(self, timeout: float | None = None) -> None:
         """The same as `bus.settled`: wait until no handler has anything left to do."""
@@ -138,13 +145,11 @@ class Recorder:
             status: Only those whose receipt says this.
         """
         wanted: type[Any] = Event if event_type is None else event_type
-        history = self._history
         return [
             one.event
-            for one in history.publishings
+            for one in self._history.publishes
             if isinstance(one.event, wanted)
             and one.error is None
-            and history.is_due(one)
             and (status is None or (one.receipt is not None and one.receipt.status is status))
         ]
 
@@ -155,8 +160,8 @@ class Recorder:
     def handled(self, message_type: type[Message] | None = None) -> list[Any]:
         """The messages that were handled, each with the `handler` that did it."""
         return [
-            Handled(one.message, one.handler)
-            for one in self._deliveries(Outcome.HANDLED, message_type)
+            Handled(one.message, one.handler, one.attempts)
+            for one in self._deliveries(RecordedOutcome.HANDLED, message_type)
         ]
 
     @overload
@@ -166,13 +171,13 @@ class Recorder:
     def failed(self, message_type: type[Message] | None = None) -> list[Any]:
         """The messages on which a `handler` failed for good, each with the `error`."""
         return [
-            Failed(one.message, one.handler, cast("BaseException", one.error))
-            for one in self._deliveries(Outcome.FAILED, message_type)
+            Failed(one.message, one.handler, cast("BaseException", one.error), one.attempts)
+            for one in self._deliveries(RecordedOutcome.FAILED, message_type)
         ]
 
     def _deliveries(
-        self, outcome: Outcome, message_type: type[Message] | None
-    ) -> Iterable[HistoryEntry]:
+        self, outcome: RecordedOutcome, message_type: type[Message] | None
+    ) -> Iterable[RecordedDelivery]:
         wanted: type[Any] = Message if message_type is None else message_type
         return (one for one in self._history.deliveries(outcome) if isinstance(one.message, wanted))
 
@@ -285,19 +290,18 @@ async def record(bus: MessageBus) -> AsyncGenerator[Recorder]:
     waiting for handlers still at work. A running bus goes on running; its event handlers first
     finish what they have at hand. A bus may be recorded by several at once.
 
-    A call through a method that was taken from the bus before the block
-    (`send = bus.publish`) is seen once a handler gets the message.
-
     Raises:
         ConfigurationError: The bus cannot start.
         BusClosedError: It is stopping.
         InsideHandlerError: A running bus, by one of its own handlers.
     """
-    history = History(bus.clock)
+    core = bus._core  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    history = History()
     starts_it = not bus.is_running
     if not starts_it:
-        await workers_at_rest(bus)
-    with listening(bus, history):
+        await _workers_at_rest(core)
+    core.observe(history)
+    try:
         if starts_it:
             await bus.start()
         patience = 0.0
@@ -308,3 +312,25 @@ async def record(bus: MessageBus) -> AsyncGenerator[Recorder]:
             if starts_it:
                 with anyio.CancelScope(shield=True):
                     history.left(await bus.stop(patience))
+    finally:
+        history.end()
+        core.stop_observing(history)
+
+
+async def _workers_at_rest(core: BusCore) -> None:
+    """Wait until no worker of a running bus is in the middle of a turn.
+
+    A worker keeps the handler it began its turn with, and would tell nobody of the events
+    that are still to come in it.
+
+    Raises:
+        InsideHandlerError: Called by a handler, which would wait for itself.
+    """
+    core.refuse_inside_handler("record(bus)")
+
+    def in_turn() -> list[Lane]:
+        return [
+            lane for lane in core.lanes.values() if len(lane.queue.sleepers) < len(lane.workers)
+        ]
+
+    await core.settle(in_turn, None, commands=False)

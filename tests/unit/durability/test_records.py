@@ -169,3 +169,23 @@ async def test_a_bus_may_demand_more_than_a_journal_promises() -> None:
     bus = MessageBus(BusConfig(require_ack="fsync"), journal="memory:")
     with pytest.raises(ConfigurationError, match="promises only 'memory'"):
         await bus.start()
+
+
+async def test_a_command_that_is_cancelled_does_not_wait_for_room_in_the_buffer() -> None:
+    bus = MessageBus(BusConfig(record_buffer=1), journal="memory:")
+    began = anyio.Event()
+
+    @bus.handles(Place)
+    async def place(command: Place) -> str:
+        began.set()
+        await anyio.sleep_forever()
+        return command.sku
+
+    async with bus:
+        async with anyio.create_task_group() as group:
+            group.start_soon(bus.execute, Place())
+            await began.wait()
+            group.cancel_scope.cancel()
+        await bus.settled()
+
+        assert len(await recorded(bus)) == 1

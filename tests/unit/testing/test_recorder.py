@@ -178,3 +178,33 @@ async def test_a_recording_adds_up_with_the_counters_of_the_bus() -> None:
     assert len(recorder.failed()) == stats.total("failed")
     filtered = recorder.published(status=PublishStatus.FILTERED)
     assert len(filtered) == sum(one.filtered for one in stats.events.values())
+
+
+async def test_a_request_and_an_awaited_publish_are_recorded() -> None:
+    seen: list[int] = []
+
+    async with record(MessageBus(registries=[handlers])) as recorder:
+
+        @recorder.bus.on(OrderPlaced)
+        async def look(event: OrderPlaced) -> None:
+            seen.append(len(recorder.published(OrderPlaced)))
+
+        assert await recorder.request(PlaceOrder(number=7)) == 7
+        await recorder.settled()
+        receipt = await recorder.publish(OrderPlaced(number=8), wait=True)
+
+    assert len(receipt.outcomes) == 2
+    assert [event.number for event in recorder.published(OrderPlaced)] == [7, 8]
+    assert seen == [1, 2]
+    assert recorder.executed(PlaceOrder) == [PlaceOrder(number=7)]
+
+
+async def test_what_streams_and_expectations_read_is_recorded_once() -> None:
+    async with record(MessageBus()) as recorder, recorder.stream(OrderPlaced) as events:
+        expected = recorder.expect(OrderPlaced)
+        await recorder.publish(OrderPlaced(number=1))
+        read = await anext(events)
+        assert await expected == read == OrderPlaced(number=1)
+
+    assert recorder.published() == [OrderPlaced(number=1)]
+    assert len(recorder.handled()) == 2

@@ -150,3 +150,17 @@ async def test_a_delayed_event_that_was_taken_back_is_never_published(clock: Vir
     assert taken_back == (True, False)
     assert recorder.published() == []
     assert recorder.causation_tree() == "OrderPlaced: cancelled before its time"
+
+
+async def test_a_delayed_event_that_the_bus_was_told_to_forget_is_never_published(
+    clock: VirtualClock,
+) -> None:
+    event = OrderPlaced()
+
+    async with record(MessageBus(clock=clock)) as recorder:
+        await recorder.publish(event, delay=10)
+        assert await recorder.bus.unschedule(event)
+        await clock.advance(20)
+
+    assert recorder.published() == []
+    assert recorder.causation_tree() == "OrderPlaced: cancelled before its time"
