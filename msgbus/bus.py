@@ -426,7 +426,12 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         keeper, self._keeper = self._keeper, self._make_keeper()
         self._core.providers.forget()
         for failure in await keeper.close():
-            log.error("resource_failed", bus=self.config.name, error=redact_exception(failure))
+            log.error(
+                "resource_failed",
+                bus=self.config.name,
+                error=redact_exception(failure),
+                traceback=failure,
+            )
 
     async def settled(self, timeout: float | None = None) -> None:
         """Wait until no handler of this bus has anything left to do.

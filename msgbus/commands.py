@@ -18,7 +18,7 @@ from msgbus.options import check_seconds
 from msgbus.plans import CommandPlan
 from msgbus.results import CommandResult, FailedResult, NestedResult, QueuedResult
 from msgbus.sending import SendingMethods
-from msgbus.telemetry.logging import log
+from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations
 from msgbus.timeouts import within
@@ -237,8 +237,10 @@ class CommandSide(SendingMethods):
             "command_failed_unobserved",
             bus=self._core.config.name,
             handler=result.metadata["handler"],
-            command_id=result.command_id,
-            error=result.error,
+            **ids_of(result.message),
+            attempt=result.attempts,
+            error=result.peek_error(),
+            traceback=result.peek_exception(),
         )
 
     def _tell_started(self, plan: CommandPlan, command: Command[Any]) -> None:

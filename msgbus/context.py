@@ -157,6 +157,15 @@ class _NarrowedFrame(Frame):
 current_frame: Final[ContextVar[Frame | None]] = ContextVar("msgbus_frame", default=None)
 
 
+def frame_about(event: Event) -> Frame | None:
+    """The frame at hand if it handles `event`; `None` if the event failed before its handler."""
+    frame = current_frame.get()
+    if frame is None:
+        return None
+    handled = [frame.message] if frame.events is None else frame.events
+    return frame if any(one is event for one in handled) else None
+
+
 def current_context() -> Context | None:
     """The context of the handler that is running here; `None` outside of handlers.
 

@@ -6,7 +6,7 @@ import weakref
 from enum import Enum
 from typing import TYPE_CHECKING, Any, final
 
-from msgbus.context import Frame, context_of, current_frame
+from msgbus.context import Frame, context_of, current_frame, frame_about
 from msgbus.depth import DepthWatch
 from msgbus.errors import (
     BusClosedError,
@@ -30,7 +30,7 @@ from msgbus.quiescence import Quiescence
 from msgbus.registrations import Registration, registration_faults
 from msgbus.runtime import foreign_loop
 from msgbus.subscription import Subscription
-from msgbus.telemetry.logging import log
+from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Ledger
 from msgbus.threads import ThreadPool
@@ -539,14 +539,18 @@ class BusCore(Quiescence):
         """Say that a handler failed: in the log, and as an event if somebody listens."""
         meta = metadata_of(message)
         text = redact_exception(error)
-        log.error(
-            "handler_failed",
-            bus=self.config.name,
-            handler=lane.name,
-            message_type=type(message).__name__,
-            message_id=meta.message_id,
-            error=text,
-        )
+        frame = frame_about(message)
+        # Of durable handlers the subscription says so: it knows whether they are called again.
+        if not lane.is_durable or self._is_acknowledged(lane, meta.message_id):
+            log.error(
+                "handler_failed",
+                bus=self.config.name,
+                handler=lane.name,
+                **ids_of(message),
+                attempt=1 if frame is None else frame.attempt,
+                error=text,
+                traceback=error,
+            )
         self.lifecycle.tell(
             EventHandlerFailedEvent,
             message,
@@ -561,6 +565,12 @@ class BusCore(Quiescence):
         if not lane.is_durable:  # of those the journal decides whether it was the last attempt
             self.observers.failed(lane.registration, lane.session_id, message, error)
         self.bus.event_failed(lane, message, error)
+
+    def _is_acknowledged(self, lane: Lane, message_id: str) -> bool:
+        """Whether a durable handler has acknowledged an event that it failed on."""
+        return self.durability is not None and self.durability.subscribers.is_acknowledged(
+            lane.registration, message_id
+        )
 
 
 def _make(registration: Registration, providers: Providers) -> None:

@@ -31,7 +31,7 @@ from msgbus.plans import EventPlan
 from msgbus.receipts import ENLISTED, PublishReceipt, PublishStatus, PublishSummary, Undelivered
 from msgbus.schedule import Schedule, check_delay
 from msgbus.sending import SendingMethods
-from msgbus.telemetry.logging import log
+from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
@@ -448,20 +448,22 @@ class EventSide(SendingMethods):
             core.observers.not_published(event, error)
             if not isinstance(error, Exception):
                 raise
-            reason = redact_exception(error)
+            self.tell_refused(event, redact_exception(error), error)
+            return
         if reason:
             self.tell_refused(event, reason)
 
-    def tell_refused(self, event: Event, reason: str) -> None:
+    def tell_refused(self, event: Event, reason: str, error: Exception | None = None) -> None:
         """Say that a delayed event was not published when it was due; for the bus's parts."""
         core = self._core
         message_id = metadata_of(event).message_id
+        traceback = {} if error is None else {"traceback": error}
         log.error(
             "delayed_event_refused",
             bus=core.config.name,
-            message_type=type(event).__name__,
-            message_id=message_id,
+            **ids_of(event),
             reason=reason,
+            **traceback,
         )
         core.lifecycle.tell(
             EventRefusedEvent,

@@ -271,7 +271,12 @@ class BoundedEventQueue:
         try:
             callback(QueueLevel(self.name, len(self.items)))
         except Exception as error:  # a broken callback must not break the publish
-            log.error("queue_callback_failed", handler=self.name, error=redact_exception(error))
+            log.error(
+                "queue_callback_failed",
+                handler=self.name,
+                error=redact_exception(error),
+                traceback=error,
+            )
 
     def _see_to_watch(self) -> None:
         """Bring up to date what the hot paths ask.

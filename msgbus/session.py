@@ -200,6 +200,7 @@ class BusSession(SendingMethods, Registrar[Subscription]):
                 bus=self._core.config.name,
                 session_id=self.session_id,
                 error=redact_exception(failure),
+                traceback=failure,
             )
         self._core.lifecycle.tell(
             SessionEndEvent,

@@ -10,10 +10,19 @@ from collections.abc import Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast, final
 
-from msgbus.context import EventFrame, Frame, ListFrame, RetriedFrame, current_frame
+from msgbus.context import (
+    EventFrame,
+    Frame,
+    ListFrame,
+    RetriedFrame,
+    current_frame,
+    frame_about,
+)
 from msgbus.filters import passes
 from msgbus.middleware.chain import not_awaited
 from msgbus.queue import Gated
+from msgbus.telemetry.logging import ids_of, log
+from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations
 
 if TYPE_CHECKING:
@@ -307,6 +316,7 @@ class ListWorker(Worker):
         lane = self._lane
         error = await self._call(events, 1)
         if error is not None and not lane.is_dead and not lane.is_retried:
+            self._log_retry(events, error)
             error = await self._call(events, 2)
         if error is None:
             self._finish(len(events), [], None)
@@ -314,11 +324,26 @@ class ListWorker(Worker):
         if len(events) == 1:
             self._finish(0, events, error)
             return
+        if not lane.is_dead:
+            self._log_retry(events, error)
         for event in events:
             if lane.is_dead:
                 return
             error = await self._call([event], 3)
             self._finish(1 if error is None else 0, [event] if error else [], error)
+
+    def _log_retry(self, events: list[Event], error: BaseException) -> None:
+        frame = frame_about(events[0])
+        log.warning(
+            "batch_retried",
+            bus=self._lane.bus.config.name,
+            handler=self._lane.name,
+            **ids_of(events[0]),
+            count=len(events),
+            attempt=1 if frame is None else frame.attempt,
+            error=redact_exception(error),
+            traceback=error,
+        )
 
     def _finish(self, handled: int, failed: list[Event], error: BaseException | None) -> None:
         """Count events that this worker is done with."""

@@ -235,7 +235,7 @@ class CommandQueue:
         except JournalClosedError:
             self._runtime = None  # its lease will be over some time, and nothing else begins
         except Exception as error:  # as above, if it was taken
-            log.error("enqueued_command_interrupted", **self._about(claim, redact_exception(error)))
+            log.error("enqueued_command_interrupted", **self._about(claim, error))
             # It stays in hand meanwhile: what failed now would only fail again.
             await self._hub.core.clock.sleep(PAUSE)
         finally:
@@ -343,7 +343,7 @@ class CommandQueue:
         elif not claim.is_lost:
             await claim.give_back()  # it was cut off, as the bus stops
         if claim.is_lost:
-            log.warning("enqueued_command_lost", **self._about(claim, None))
+            log.warning("enqueued_command_lost", **self._ids(claim))
 
     async def _fail(self, claim: Claim, failure: BaseException, tiers: RetryTiers) -> None:
         if isinstance(failure, Refusal):
@@ -360,11 +360,7 @@ class CommandQueue:
 
     async def _try_later(self, claim: Claim, failure: BaseException, delay: float) -> None:
         await claim.postpone(delay, counts=True)
-        log.info(
-            "enqueued_command_retried",
-            delay=delay,
-            **self._about(claim, redact_exception(failure)),
-        )
+        log.warning("enqueued_command_retried", delay=delay, **self._about(claim, failure))
 
     async def _bury(
         self,
@@ -378,7 +374,7 @@ class CommandQueue:
         closing = await claim.bury(error, attempts=attempts, reason=reason, handler=handler)
         self._end_failed(claim, closing, error)
         if closing is not None:
-            log.error("enqueued_command_failed", **self._about(claim, closing.error))
+            log.error("enqueued_command_failed", **self._about(claim, error))
 
     def _handler_of(self, claim: Claim) -> Registration | None:
         message_type = self._hub.codec.type_of(claim.record.name)
@@ -393,11 +389,20 @@ class CommandQueue:
             self._hub.tell_failed(claim.record, handler, error)
         self._tell(closing)
 
-    def _about(self, claim: Claim, error: str | None) -> dict[str, object]:
+    def _about(self, claim: Claim, error: BaseException) -> dict[str, object]:
+        return {
+            **self._ids(claim),
+            "error": redact_exception(error),
+            "traceback": error,
+        }
+
+    def _ids(self, claim: Claim) -> dict[str, object]:
+        record = claim.record
         return {
             "bus": self._hub.core.config.name,
-            "message_type": claim.record.name,
-            "message_id": claim.record.message_id,
+            "message_type": record.name,
+            "message_id": record.message_id,
+            "correlation_id": record.correlation_id,
+            "session_id": record.session_id,
             "attempt": claim.attempt,
-            "error": error,
         }

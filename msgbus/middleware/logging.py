@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from msgbus.clock import Clock
 from msgbus.errors import ConfigurationError, Refusal
-from msgbus.messages import message_type_of
+from msgbus.messages import first_message
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import (
     clock_at_hand,
@@ -16,7 +16,7 @@ from msgbus.middleware.delivery import (
     current_handler,
     messages_in,
 )
-from msgbus.telemetry.logging import log
+from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact, redact_exception
 
 
@@ -31,8 +31,9 @@ class LoggingMiddleware:
     | `message_refused` | info | the handler raised a `Refusal` |
     | `message_failed` | warning | it raised anything else |
 
-    All have the keys `message_type`, `message_id`, `handler`, `attempt` and `duration`
-    (seconds); the last two have `error`, with secrets removed.
+    All have the keys `message_type`, `message_id`, `correlation_id`, `causation_id`,
+    `session_id`, `handler`, `attempt` and `duration` (seconds); the last two have `error`, with
+    secrets removed. The traceback is in the bus's own event about the failure.
 
     A list for a batch handler is one outcome: the type and id are those of its first
     event, and `count` says how many there are.
@@ -80,9 +81,10 @@ class LoggingMiddleware:
 
 
 def _facts(handled: Any, duration: float) -> dict[str, Any]:
+    first = first_message(handled)
     facts: dict[str, Any] = {
-        "message_type": message_type_of(handled).__name__,
-        "message_id": messages_in(handled)[0].message_id,
+        **ids_of(first),
+        "causation_id": first.causation_id,
         "handler": current_handler(),
         "attempt": current_attempt(),
         "duration": duration,

@@ -100,4 +100,5 @@ class TimingMiddleware:
                 message_type=message_type_of(message).__name__,
                 handler=current_handler(),
                 error=redact_exception(error),
+                traceback=error,
             )

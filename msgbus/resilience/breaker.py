@@ -464,7 +464,12 @@ class CircuitBreaker:
             try:
                 self.on_change(CircuitChange(self.name, old, new, reason, self.retry_after))
             except Exception as error:  # a broken hook must not break the call it hears of
-                log.error("circuit_hook_failed", circuit=self.name, error=redact_exception(error))
+                log.error(
+                    "circuit_hook_failed",
+                    circuit=self.name,
+                    error=redact_exception(error),
+                    traceback=error,
+                )
 
     def _wake(self) -> None:
         for changed, runtime in list(self._waiting.items()):
@@ -531,5 +536,5 @@ def _says(predicate: Callable[[Exception], bool], error: Exception) -> bool:
     try:
         return bool(predicate(error))
     except Exception as broken:  # then the error counts, as if there were no predicate
-        log.error("circuit_predicate_failed", error=redact_exception(broken))
+        log.error("circuit_predicate_failed", error=redact_exception(broken), traceback=broken)
         return False

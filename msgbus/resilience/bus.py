@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from msgbus.bus import MessageBus
 from msgbus.config import BusConfig
-from msgbus.context import current_frame
+from msgbus.context import frame_about
 from msgbus.errors import (
     ConfigurationError,
     DeadLetterError,
@@ -38,7 +38,7 @@ from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryAtt
 from msgbus.resilience.policy import Breaker, Policy, PolicyBook, PolicyOptions, Target, describe
 from msgbus.resilience.redelivery import redeliver
 from msgbus.resilience.stores import DeadLetterStore
-from msgbus.telemetry.logging import log
+from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import BusStats
 from msgbus.timeouts import with_timeout
@@ -273,12 +273,14 @@ class ResilientMessageBus(MessageBus):
         """
         if lane.is_durable:
             return
-        frame = current_frame.get()
-        if frame is not None and not _is_about(frame, event):
-            frame = None  # this event failed before its handler was called
         if isinstance(error, Exception):
             self._bury(
-                frame, event, lane.registration, error, scope=lane.session_id, answered=False
+                frame_about(event),
+                event,
+                lane.registration,
+                error,
+                scope=lane.session_id,
+                answered=False,
             )
 
     def _bury(
@@ -455,15 +457,15 @@ class ResilientMessageBus(MessageBus):
     def _retry_scheduled(self, retry: RetryAttempt) -> None:
         message = first_message(retry.message)
         text = redact_exception(retry.error)
-        log.info(
+        log.warning(
             "retry_scheduled",
             bus=self.config.name,
             handler=retry.handler,
-            message_type=type(message).__name__,
-            message_id=metadata_of(message).message_id,
+            **ids_of(message),
             attempt=retry.attempt,
             delay=retry.delay,
             error=text,
+            traceback=retry.error,
         )
         self._core.lifecycle.tell(
             RetryScheduledEvent,
@@ -485,11 +487,6 @@ class ResilientMessageBus(MessageBus):
 
     def _count_dead_letters(self) -> int:
         return 0 if self._letters is None else self._letters.size
-
-
-def _is_about(frame: Frame, event: Event) -> bool:
-    events = [frame.message] if frame.events is None else frame.events
-    return any(one is event for one in events)
 
 
 def _inside(limit: Middleware, call: Call) -> Call:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from msgbus.context import context_of, current_frame
 from msgbus.errors import CircuitOpenError, Refusal
-from msgbus.messages import first_message, message_type_of, metadata_of
+from msgbus.messages import first_message, metadata_of
 from msgbus.resilience.policies import RetryAttempt
 from msgbus.resilience.retry import CIRCUIT_OPEN, Retry, trouble_now
-from msgbus.telemetry.logging import log
+from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
@@ -179,7 +179,12 @@ class Guard:
             try:
                 hook(attempt)
             except Exception as error:  # a broken hook must not break the retry
-                log.error("retry_hook_failed", handler=self.handler, error=redact_exception(error))
+                log.error(
+                    "retry_hook_failed",
+                    handler=self.handler,
+                    error=redact_exception(error),
+                    traceback=error,
+                )
 
     @contextmanager
     def _parked(self, message: Any) -> Generator[None]:
@@ -218,8 +223,10 @@ class Guard:
             log.warning(
                 "fallback_used",
                 handler=self.handler,
-                message_type=message_type_of(message).__name__,
+                **ids_of(first_message(message)),
+                attempt=context.attempt,
                 error=text,
+                traceback=failure,
             )
             return value
 

@@ -92,7 +92,9 @@ class Herald:
             try:
                 callback(event)
             except Exception as error:  # the border to user code
-                log.error("dead_letter_callback_failed", error=redact_exception(error))
+                log.error(
+                    "dead_letter_callback_failed", error=redact_exception(error), traceback=error
+                )
 
 
 def _event(event_type: type[SystemEvent], letter: DeadLetterEntry, reason: str) -> SystemEvent:

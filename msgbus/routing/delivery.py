@@ -282,12 +282,19 @@ def _announce(retry: RetryConfig, attempt: RetryAttempt) -> None:
         endpoint=attempt.handler,
         message_type=envelope.message_type,
         message_id=envelope.envelope_id,
+        correlation_id=envelope.correlation_id,
         attempt=attempt.attempt,
         delay=attempt.delay,
         error=redact_exception(attempt.error),
+        traceback=attempt.error,
     )
     if retry.on_retry is not None:
         try:
             retry.on_retry(attempt)
         except Exception as error:  # a broken hook must not break the retry
-            log.error("retry_hook_failed", handler=attempt.handler, error=redact_exception(error))
+            log.error(
+                "retry_hook_failed",
+                handler=attempt.handler,
+                error=redact_exception(error),
+                traceback=error,
+            )

@@ -11,7 +11,6 @@ from msgbus.routing.categories import MessageCategory
 from msgbus.routing.dispatch import DispatchOutcome, DispatchResult
 from msgbus.routing.topics import is_topic
 from msgbus.telemetry.logging import EventLogger, Log, StandardLogger
-from msgbus.telemetry.tracebacks import redacted_traceback
 
 Keys: TypeAlias = dict[str, Any]
 
@@ -65,7 +64,6 @@ class DispatchLog:
 
     def failed(self, given: Dispatched, outcome: DispatchOutcome) -> None:
         """Log that a dispatcher failed."""
-        raised = outcome.exception
         self._log.error(
             "dispatcher_failed",
             **_message(given),
@@ -74,7 +72,7 @@ class DispatchLog:
             duration_ms=outcome.duration_ms,
             error=outcome.error_message,
             error_code=outcome.error_code,
-            traceback=None if raised is None else redacted_traceback(raised),
+            traceback=outcome.exception,
         )
 
     def unpublished(self, given: Dispatched, result: DispatchResult) -> None:

@@ -349,6 +349,7 @@ class HealthMonitor:
                 endpoint=event.endpoint_id,
                 message_type=type(event).__name__,
                 error=redact_exception(error),
+                traceback=error,
             )
 
     # -- checks ------------------------------------------------------------------------------
@@ -403,7 +404,7 @@ class HealthMonitor:
         try:
             await self.run()
         except Exception as error:  # pragma: no cover (checks and listeners are caught above)
-            log.error("health_monitor_failed", error=redact_exception(error))
+            log.error("health_monitor_failed", error=redact_exception(error), traceback=error)
 
     async def __aexit__(
         self,

@@ -247,7 +247,11 @@ class Dispatcher:
             consumer=consumer.name,
             message_type=record.name,
             message_id=record.message_id,
+            correlation_id=record.correlation_id,
+            session_id=record.session_id,
+            attempt=1,
             error=redact_exception(error),
+            traceback=error,
         )
 
     async def settled(self) -> None:

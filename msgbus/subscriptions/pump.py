@@ -255,16 +255,17 @@ class Pump:
     def _settle_here(self, entry: Entry, fate: Fate, delay: float) -> None:
         desk = self._desk
         if fate is Fate.RETRY:
+            self._log_retry(entry, delay)
             entry.attempt += 1
             desk.window.wait(entry, self._clock.now() + delay)
         elif fate is Fate.BLOCK:
             desk.window.wait(entry, INFINITY)
             desk.blocked = entry
-            log.warning("subscription_blocked", **self._about(entry))
+            log.error("subscription_blocked", **self._about(entry))
         else:
             desk.counts.dropped += 1
             self._end_runner(entry)
-            log.warning("subscription_dropped_message", **self._about(entry))
+            log.error("subscription_dropped_message", **self._about(entry))
             desk.leave(entry)
 
     def _bury(self, entry: Entry) -> None:
@@ -273,7 +274,10 @@ class Pump:
         if desk.config.park_key and entry.key is not None:
             self.parking.add(entry.key)
         self._end_runner(entry)
-        log.warning("subscription_dead_lettered", **self._about(entry))
+        if isinstance(entry.error, ParkedError):
+            log.warning("subscription_key_parked", **self._about(entry))
+        else:
+            log.error("subscription_dead_lettered", **self._about(entry))
         if entry.state is not State.DONE:  # its late ack may have come just now
             desk.leave(entry)
 
@@ -282,6 +286,7 @@ class Pump:
         if entry.state is State.DONE:
             desk.unschedule.append(entry.record.message_id)
             return
+        self._log_retry(entry, due - self._clock.time())
         entry.attempt += 1
         if fate is Fate.KEEP_DATE:
             entry.is_scheduled = True
@@ -292,15 +297,23 @@ class Pump:
         desk.leave(entry)
         self._agenda.add(self._ledger.retry(entry, due, entry.attempt))
 
+    def _log_retry(self, entry: Entry, delay: float) -> None:
+        log.warning("subscription_retry_scheduled", delay=delay, **self._about(entry))
+
     def _about(self, entry: Entry) -> dict[str, object]:
-        """What a log event says of a message."""
+        """Name the message, the attempt and the error for a log event."""
+        record, error = entry.record, entry.error
+        assert error is not None  # noqa: S101 (set by `fail`)
         return {
             "subscription": self._name,
             "offset": entry.offset,
-            "message_type": entry.record.name,
-            "message_id": entry.record.message_id,
-            "attempts": entry.attempt,
-            "error": None if entry.error is None else redact_exception(entry.error),
+            "message_type": record.name,
+            "message_id": record.message_id,
+            "correlation_id": record.correlation_id,
+            "session_id": record.session_id,
+            "attempt": entry.attempt,
+            "error": redact_exception(error),
+            "traceback": error,
         }
 
     # -- other tries ---------------------------------------------------------------------------

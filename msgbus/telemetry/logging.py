@@ -4,17 +4,30 @@ If the application has configured structlog, events go there. Otherwise they go 
 standard logger `msgbus`, so that warnings and errors are seen even by a program that has
 set up no logging at all. The library itself configures nothing, and never logs payloads.
 
+Values cannot forge log lines: line breaks and other control characters in them are escaped, here
+and nowhere else. Only a traceback has several lines, each of which begins with `  | `.
+
 Every name is listed in the reference; a name is part of the public contract.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, final
 
+from msgbus.messages import Message, metadata_of
+from msgbus.telemetry.tracebacks import redacted_traceback
+
 _msgbus: Final = logging.getLogger("msgbus")
+
+# Control characters, line separators, what changes the direction of text, and lone surrogates,
+# which no file can be written with.
+_UNSAFE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 class EventLogger(Protocol):
@@ -45,6 +58,9 @@ class Log:
     """Write log events to one logger; to that of the library if none is given.
 
     A logger that raises harms nobody: the event goes to the standard logger `msgbus`.
+
+    The key `traceback` takes an exception, or text of several lines. It is formatted only if
+    somebody reads the event.
     """
 
     def __init__(self, logger: EventLogger | StandardLogger | None = None) -> None:
@@ -110,24 +126,56 @@ class Log:
         return None
 
     def _write(self, level: int, name: str, data: dict[str, Any]) -> None:
+        if not self.is_enabled(level):
+            return  # before a traceback is formatted for nobody
         logger = self._structured()
+        shown, lines = _rendered(data)
         if logger is not None:
             method = logging.getLevelName(level).lower()
+            # structlog's renderer for the console puts any other key than `stack` into one line.
+            stack = {"stack": lines} if lines else {}
             try:
-                getattr(logger, method)(name, **data)
+                getattr(logger, method)(name, **shown, **stack)
             except Exception as error:  # a broken log must not end a lane
-                data = {**data, "logger_error": type(error).__name__}
+                shown["logger_error"] = type(error).__name__
             else:
                 return
         if self._standard.isEnabledFor(level):
-            extra = {"msgbus": {"event": name, **data}}
-            self._standard.log(level, _text(name, data), extra=extra)
-
-
-def _text(name: str, data: dict[str, Any]) -> str:
-    """Write an event as one line; a traceback below it."""
-    line = " ".join([name, *(f"{key}={data[key]}" for key in data if key != "traceback")])
-    return f"{line}\n{data['traceback'].rstrip()}" if data.get("traceback") else line
+            text = " ".join([name, *(f"{key}={escaped(f'{shown[key]}')}" for key in shown)])
+            if lines:
+                text = f"{text}\n{lines}"
+                shown["traceback"] = lines
+            self._standard.log(level, text, extra={"msgbus": {"event": name, **shown}})
 
 
 log: Final = Log()
+
+
+def ids_of(message: Message) -> dict[str, str | None]:
+    """Name a message in a log event: its type and id, correlation and session."""
+    meta = metadata_of(message)
+    return {
+        "message_type": type(message).__name__,
+        "message_id": meta.message_id,
+        "correlation_id": meta.correlation_id,
+        "session_id": meta.session_id,
+    }
+
+
+def escaped(text: str) -> str:
+    """Replace characters that could end a log line, or change how it is shown."""
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _rendered(data: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Escape all values; the lines of the traceback, if there is one, come after them."""
+    shown = {
+        key: escaped(value) if isinstance(value, str) else value
+        for key, value in data.items()
+        if key != "traceback"
+    }
+    traceback: BaseException | str | None = data.get("traceback")
+    if isinstance(traceback, BaseException):
+        traceback = redacted_traceback(traceback)
+    lines = traceback.rstrip("\n").split("\n") if traceback else []
+    return shown, "\n".join(f"  | {escaped(line)}" for line in lines)

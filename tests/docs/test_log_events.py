@@ -17,6 +17,8 @@ PAGE = ROOT / "docs" / "reference" / "log-events.md"
 PACKAGE = ROOT / "msgbus"
 LEVELS = ("debug", "info", "warning", "error")
 DOOR = PACKAGE / "telemetry" / "logging.py"
+DOOR_TREE = ast.parse(DOOR.read_text(encoding="utf-8"))
+"""Its functions make fields for others, such as `**ids_of(message)`."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def keys_behind(stars: ast.expr, tree: ast.Module) -> tuple[list[str], set[str]]
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
     makers = [
         node
-        for node in ast.walk(tree)
+        for node in (*ast.walk(tree), *ast.walk(DOOR_TREE))
         if (isinstance(node, ast.FunctionDef) and node.name == name)
         or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name)
     ]
@@ -79,6 +81,15 @@ def keys_behind(stars: ast.expr, tree: ast.Module) -> tuple[list[str], set[str]]
         for key in one.keys
         if isinstance(key, ast.Constant)
     ]
+    inner = [
+        value
+        for one in inside
+        if isinstance(one, ast.Dict)
+        for key, value in zip(one.keys, one.values, strict=True)
+        if key is None
+    ]
+    for one in inner:
+        keys += keys_behind(one, tree)[0]
     set_later = {
         one.slice.value
         for one in inside

@@ -9,11 +9,12 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import ROOT, blocks, fits, page_id, programs, spark_pages
+from tests.docs.pages import ROOT, Block, blocks, fits, page_id, programs, spark_pages
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 PLAIN = [page for page in TUTORIALS if page not in spark_pages()]
@@ -69,6 +70,13 @@ def run_commands(page: Path, folder: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def passages(text: str, block: Block) -> Iterator[str]:
+    """All parts of a text that have as many lines as a block of a page."""
+    lines = text.splitlines()
+    height = len(block.text.splitlines())
+    return ("\n".join(lines[at : at + height]) for at in range(len(lines)))
+
+
 @pytest.mark.parametrize("page", PLAIN, ids=page_id)
 def test_a_tutorial_is_right_step_by_step_and_once_more_in_the_same_folder(
     page: Path, tmp_path: Path
@@ -81,4 +89,4 @@ def test_a_tutorial_is_right_step_by_step_and_once_more_in_the_same_folder(
     for block in blocks(page):
         if block.language == "console":
             for errors in (logged, again):
-                assert any(fits(block.text, line) for line in errors.splitlines()), errors
+                assert any(fits(block.text, text) for text in passages(errors, block)), errors

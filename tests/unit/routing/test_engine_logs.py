@@ -171,7 +171,7 @@ async def test_a_failed_dispatcher_is_an_error_with_a_redacted_traceback() -> No
 
     assert [level for level, event, _ in notes.entries if event == "dispatcher_failed"] == ["error"]
     keys = notes.keys("dispatcher_failed")
-    traceback = keys.pop("traceback")
+    traceback = keys.pop("stack")
     assert keys == MESSAGE | {
         "dispatcher_id": "stock",
         "route_id": "to-stock",
@@ -216,7 +216,7 @@ async def test_a_dispatcher_out_of_time_is_an_error_without_a_traceback() -> Non
 
     keys = notes.keys("dispatcher_failed")
     assert keys["error_code"] == "TIMEOUT"
-    assert keys["traceback"] is None
+    assert "stack" not in keys
 
 
 async def test_a_failure_that_a_dispatcher_gives_as_its_result_is_an_error() -> None:
@@ -283,7 +283,7 @@ async def test_a_standard_logger_gets_text_and_keys(caplog: pytest.LogCaptureFix
     line, _, traceback = failed.getMessage().partition("\n")
     assert (failed.levelname, line.split()[0]) == ("ERROR", "dispatcher_failed")
     assert "traceback" not in line
-    assert traceback.startswith("Traceback (most recent call last):\n")
+    assert traceback.startswith("  | Traceback (most recent call last):\n")
     assert completed.levelname == "INFO"
 
 
