@@ -23,6 +23,7 @@ from msgbus.handler_info import HandlerInfo, all_handlers
 from msgbus.injection import Call, Providers, Resolver
 from msgbus.journaled import JournalSide
 from msgbus.keeper import Keeper
+from msgbus.loop_watch import LoopWatch, watch_loop
 from msgbus.messages import Command, Event, Message
 from msgbus.middleware.chain import Middleware, Per, make_entry
 from msgbus.portal import BusPortal
@@ -111,6 +112,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         """Set when the start that is under way has come to its end."""
         self._stopping: anyio.Event | None = None
         """Set when the stop that is under way has come to its end."""
+        self._loop_watch: LoopWatch | None = None
         for one in middleware:
             self.add_middleware(one)
         for predicate in filters:
@@ -337,6 +339,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
             current_frame.set(current_frame.get())
             core.open_run(runtime)
             self._schedule.open(runtime)
+            self._loop_watch = watch_loop(self, runtime)
             if core.durability is not None:
                 await self._journal_opened()
                 await core.durability.start()
@@ -399,6 +402,8 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
             self._report = await end(self._core, self._schedule.hand_back())
             await workers_gone(self._core)
         finally:
+            if self._loop_watch is not None:
+                self._loop_watch.stop()
             self._core.end_run()
             try:
                 await self._close_down()

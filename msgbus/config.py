@@ -119,6 +119,9 @@ class BusConfig(Options):
     slow_publish: float | None = Field(default=None, gt=0)
     """Warn of each `publish` that takes longer, waiting included, such as `1e-3`; it costs time."""
 
+    slow_callback: float | None = Field(default=1.0, gt=0)
+    """Warn of a handler that blocks the event loop for longer; `None` switches this off."""
+
     record: Literal["all", "failures", "messages"] = "all"
     """What a journal gets beside events: commands, and all deliveries, failed ones, or none."""
 

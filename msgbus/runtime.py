@@ -13,7 +13,6 @@ import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast, final
 
 import anyio.lowlevel
@@ -111,11 +110,15 @@ class Runtime(Protocol):
         """Run `function` on the loop from another thread and wait for its result."""
         ...
 
-    def call_soon(self, callback: Callable[[], object]) -> None:
+    def call_soon(self, callback: Callable[[], object]) -> bool:
         """Run `callback` on the loop, soon; may be called from any thread.
 
-        Does nothing if the loop has ended.
+        Does nothing if the loop has ended, and gives false.
         """
+        ...
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Task:
+        """Run `callback` on the loop after `seconds` of real time, unless it is cancelled."""
         ...
 
 
@@ -345,9 +348,15 @@ class _AsyncioRuntime:
 
         return wait_for(submit)
 
-    def call_soon(self, callback: Callable[[], object]) -> None:
-        with suppress(RuntimeError):
+    def call_soon(self, callback: Callable[[], object]) -> bool:
+        try:
             self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            return False
+        return True
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Task:
+        return self._loop.call_later(seconds, callback, context=contextvars.Context())
 
 
 @final
@@ -491,8 +500,20 @@ class _TrioRuntime:
         self._token.run_sync_soon(begin)
         return answer
 
-    def call_soon(self, callback: Callable[[], object]) -> None:
+    def call_soon(self, callback: Callable[[], object]) -> bool:
         import trio
 
-        with suppress(trio.RunFinishedError):
+        try:
             self._token.run_sync_soon(callback)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Task:
+        import trio
+
+        async def wait() -> None:
+            await trio.sleep(seconds)
+            callback()
+
+        return self.spawn(wait, name="msgbus timer")

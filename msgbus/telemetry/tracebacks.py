@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Final
 
 from msgbus.telemetry.redaction import redact, redact_exception
@@ -45,6 +45,20 @@ def redacted_traceback(error: BaseException) -> str:
     except Exception:  # an exception may be unprintable in many ways
         pieces = [_described(error)]
     return _without_middle(pieces)
+
+
+def redacted_stack(calls: Sequence[tuple[FrameType, int]]) -> str:
+    """Format where running code stands, as `redacted_traceback` does.
+
+    Args:
+        calls: Frames with their line numbers, outermost first.
+    """
+    return _without_middle(list(_folded(traceback.StackSummary.extract(calls))))
+
+
+def is_of_msgbus(filename: str) -> bool:
+    """Tell whether a source file belongs to msgbus."""
+    return filename.startswith(_PACKAGE)
 
 
 def _chain(error: BaseException, depth: int) -> Iterator[str]:
@@ -87,8 +101,12 @@ def _members(members: Sequence[BaseException], depth: int) -> Iterator[str]:
 
 
 def _frames(raised_at: TracebackType) -> Iterator[str]:
+    return _folded(traceback.extract_tb(raised_at))
+
+
+def _folded(summary: traceback.StackSummary) -> Iterator[str]:
     """Format frames; consecutive ones of msgbus are one line, apart from the last of all."""
-    *callers, last = traceback.extract_tb(raised_at)
+    *callers, last = summary
     for is_ours, run in groupby(callers, key=_is_ours):
         frames = list(run)
         if is_ours:
@@ -103,7 +121,7 @@ def _formatted(frames: Iterable[traceback.FrameSummary]) -> Iterator[str]:
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_PACKAGE)
+    return is_of_msgbus(frame.filename)
 
 
 def _described(error: BaseException) -> str:
