@@ -164,12 +164,10 @@ class TicketDesk:
             self._watch()
             await event.wait()
             if message_id not in self._closed:
-                message = (
-                    f"The bus stopped before command {message_id} had a result. It is in the "
-                    f"journal: ask for it with bus.ticket(...) after the next start."
-                )
-                raise BusClosedError(message)
+                raise _stopped_before(message_id)
             return self._closed[message_id]
+        except JournalClosedError:  # by a stop, while it was asked
+            raise _stopped_before(message_id) from None
         finally:
             self._leave(message_id, event)
 
@@ -234,3 +232,10 @@ class TicketDesk:
         # In real seconds, as it is about the work that a busy journal would make.
         await anyio.sleep(REST)
         return since
+
+
+def _stopped_before(message_id: str) -> BusClosedError:
+    return BusClosedError(
+        f"The bus stopped before command {message_id} had a result. It is in the journal: ask for "
+        f"it with bus.ticket(...) after the next start."
+    )

@@ -237,7 +237,7 @@ class SubscriptionEngine:
         self._seeks.append(waiter)
         self.desk.seek_to = waiter.target
         self.wake()
-        await waiter.event.wait()
+        await self._wait_for(waiter, None)
         if not waiter.is_reached:
             raise self._not_reached()
 

@@ -225,6 +225,15 @@ async def test_who_waits_when_the_bus_stops_is_told_so(site: Site) -> None:
     assert "stopped before command" in ended[0]
 
 
+async def test_who_asks_the_journal_while_the_bus_stops_is_told_so(memory: Site) -> None:
+    async with memory.bus() as bus:
+        ticket = await bus.enqueue(Pack())
+        assert bus.journal is not None
+        await bus.journal.close()
+        with pytest.raises(BusClosedError, match="stopped before command"):
+            await ticket.result()
+
+
 async def test_a_journal_that_cannot_be_read_for_a_while_loses_no_result(
     memory: Site, caplog: pytest.LogCaptureFixture
 ) -> None:

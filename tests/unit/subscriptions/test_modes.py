@@ -349,6 +349,23 @@ async def test_wrong_set_ups_are_refused(make_journal: Make) -> None:
             await s.make(Handler(), name="z", start=1000).start()
 
 
+async def test_a_seek_that_asks_the_journal_while_the_subscription_ends_is_told(
+    make_journal: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage(make_journal) as s:
+        await s.append(1)
+        subscription = await s.start(Handler())
+        resolve = subscription.engine.resolve
+
+        async def slowly(start: StartAt) -> int:
+            await subscription.close(timeout=0)
+            return await resolve(start)
+
+        monkeypatch.setattr(subscription.engine, "resolve", slowly)
+        with anyio.fail_after(5), pytest.raises(BusStateError, match="is closed here now"):
+            await subscription.seek(1)
+
+
 async def test_who_waits_for_a_subscription_that_ends_is_told(make_journal: Make) -> None:
     async with stage(make_journal) as s:
         handler = Handler()
