@@ -151,14 +151,14 @@ async def test_what_is_in_a_message_is_never_logged(caplog: pytest.LogCaptureFix
     bus.register_command_handler(Pay, pay)
 
     handled = await bus.execute(Pay())
-    invalid = await bus.execute(Pay.model_construct(card="top secret", amount=-4711))
+    invalid = await bus.execute(Pay.model_construct(card="top secret", amount=-4711_4711_4711))
 
     assert handled.success
     assert not invalid.success
     assert [data["event"] for _, data in logged(caplog)] == ["message_handled", "message_failed"]
     assert logged(caplog)[1][1]["error"] == "ValidationError: Pay: amount (greater_than)"
     assert "top secret" not in caplog.text
-    assert "4711" not in caplog.text
+    assert "471147114711" not in caplog.text
 
 
 async def test_a_list_is_one_outcome_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
