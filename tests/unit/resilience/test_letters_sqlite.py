@@ -361,10 +361,12 @@ for number in range(500):
 
 
 async def test_a_store_that_nobody_closes_ends_with_its_last_user(tmp_path: Path) -> None:
+    before = set(threading.enumerate())  # other tests may have left stores to the collector
     store = SqliteDeadLetterStore(tmp_path / "letters.db")
     assert await store.count(LetterFilter()) == 0
     gone = weakref.ref(store)
-    (thread,) = [one for one in threading.enumerate() if one.name == "msgbus-dead-letters"]
+    begun = set(threading.enumerate()) - before
+    (thread,) = [one for one in begun if one.name == "msgbus-dead-letters"]
 
     del store
     gc.collect()
