@@ -432,7 +432,7 @@ def bind(
     if needs.fixed:
         function = functools.partial(function, **needs.fixed)
     if needs.context_parameter is not None:
-        return _with_context(awaitable(function), needs.context_parameter, is_wrapped=is_wrapped)
+        return _with_context(awaitable(function), signature, is_wrapped=is_wrapped)
     return awaitable(function)
 
 
@@ -450,15 +450,21 @@ def _from_sync(
     return call_inline if inline else call_in_thread
 
 
-def _with_context(call: Callable[..., Awaitable[Any]], parameter: str, *, is_wrapped: bool) -> Call:
+def _with_context(
+    call: Callable[..., Awaitable[Any]], signature: Signature, *, is_wrapped: bool
+) -> Call:
     # The bus sets the frame before it calls a handler.
     get_frame = cast("Callable[[], Frame]", current_frame.get)
+    parameter = cast("str", signature.context_parameter)
 
-    def call_directly(message: Any) -> Awaitable[Any]:
-        # If it fails, the whole frame is given up, and what it emitted with it.
+    # If it fails, the whole frame is given up, and what it emitted with it.
+    def call_by_name(message: Any) -> Awaitable[Any]:
         return call(message, **{parameter: context_of(get_frame())})
 
-    async def call_with_context(message: Any) -> Any:
+    def call_by_place(message: Any) -> Awaitable[Any]:  # the common case, and cheaper
+        return call(message, context_of(get_frame()))
+
+    async def call_and_forget(message: Any) -> Any:
         context = context_of(get_frame())
         before = len(context.emitted)
         try:
@@ -468,7 +474,9 @@ def _with_context(call: Callable[..., Awaitable[Any]], parameter: str, *, is_wra
             del context.emitted[before:]
             raise
 
-    return call_with_context if is_wrapped else call_directly
+    if is_wrapped:
+        return call_and_forget
+    return call_by_place if signature.is_async and signature.is_context_second else call_by_name
 
 
 def _new(

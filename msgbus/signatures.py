@@ -48,6 +48,8 @@ class Signature:
     is_async: bool
     context_parameter: str | None
     dependencies: tuple[Dependency, ...]
+    is_context_second: bool = False
+    """Whether the context can be given by place, right after the message."""
 
 
 def type_name(wanted: Any) -> str:
@@ -154,7 +156,8 @@ def read_handler(
     message, *others = _parameters(function, name, message_type)
     _check_message(message, _resolve(message, function), name, message_type, batch=batch)
     context, dependencies = read_dependencies(function, others, name)
-    return Signature(is_async_callable(function), context, dependencies)
+    is_second = bool(others) and others[0].name == context and others[0].kind in _POSITIONAL
+    return Signature(is_async_callable(function), context, dependencies, is_second)
 
 
 def read_constructor(handler_class: type) -> Signature:
