@@ -179,7 +179,7 @@ async def reply_that_cannot_be_kept() -> list[BaseException]:
     async def answers_wrongly(command: Note) -> int:
         return command.text  # type: ignore[return-value]
 
-    async with MessageBus(journal=MemoryJournal()) as bus:
+    async with MemoryJournal() as journal, MessageBus(journal=journal) as bus:
         bus.register_command_handler(Note, answers_wrongly)
         ticket = await bus.enqueue(Note())
         return await _raised(ticket.result())
