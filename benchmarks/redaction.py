@@ -1,4 +1,4 @@
-"""What redaction costs the errors that have no secret: nearly all of them."""
+"""The cost of redaction for errors without secrets: nearly all of them."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Sub
         return self.has_transport
 
     def policy_in_words(self, registration: Registration) -> str | None:  # noqa: ARG002 (as above)
-        """What is around a handler beside its middleware; for the bus's parts."""
+        """Describe the policy around a handler, if there is one; for the bus's parts."""
         return None
 
     def require_home(self, what: str) -> None:

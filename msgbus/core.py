@@ -125,7 +125,7 @@ class BusCore(Quiescence):
         """Everything that concerns the journal, if there is one."""
         self.depth_watch = DepthWatch(config.name, config.max_depth)
         self.unstarted: Unstarted | None = None
-        """What was published before the start, until there is one."""
+        """The queues of events that were published before the start."""
         registry.watch(self.refresh)
 
     # -- plans ---------------------------------------------------------------------------
@@ -567,7 +567,7 @@ class BusCore(Quiescence):
         self.bus.event_failed(lane, message, error)
 
     def _is_acknowledged(self, lane: Lane, message_id: str) -> bool:
-        """Whether a durable handler has acknowledged an event that it failed on."""
+        """Tell if a durable handler has acknowledged an event that it failed on."""
         return self.durability is not None and self.durability.subscribers.is_acknowledged(
             lane.registration, message_id
         )

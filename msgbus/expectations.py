@@ -46,7 +46,7 @@ class Watch(Generic[E]):
         """Events that did not fit."""
         self.event: E | None = None
         self.error: Exception | None = None
-        """What `where` raised."""
+        """The error of `where`, if it raised."""
         self.over = anyio.Event()
         self._subscription: Subscription | None = register(registration)
         core.streams.add(self)

@@ -227,7 +227,7 @@ class Subscribers:
         return next((one for one in self._handlers.values() if one.name == name), None)
 
     def is_acknowledged(self, registration: Registration, message_id: str) -> bool:
-        """Whether a transaction has acknowledged a message that a durable handler has in hand."""
+        """Tell if a transaction has acknowledged a message that a durable handler has in hand."""
         handler = self._handlers.get(registration)
         return handler is not None and message_id in handler.acknowledged
 
