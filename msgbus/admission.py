@@ -9,11 +9,11 @@ from msgbus.queue import Waiter, admit, check_overflow, must_wait, refusing
 from msgbus.receipts import PublishReceipt, PublishStatus
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.messages import Event
     from msgbus.outcomes import Outcomes
     from msgbus.plans import EventPlan
     from msgbus.queue import Gate
+    from msgbus.runtime.clock import Clock
 
 
 async def admit_event(

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from typing_extensions import override
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.commands import CommandSide
 from msgbus.config import BusConfig
 from msgbus.context import current_frame
@@ -22,7 +21,6 @@ from msgbus.filters import FilterLike
 from msgbus.handler_info import HandlerInfo, all_handlers
 from msgbus.injection import Call, Providers, Resolver
 from msgbus.journaled import JournalSide
-from msgbus.keeper import Keeper
 from msgbus.loop_watch import LoopWatch, watch_loop
 from msgbus.messages import Command, Event, Message
 from msgbus.middleware.chain import Middleware, Per, make_entry
@@ -33,7 +31,9 @@ from msgbus.registrar import Registrar
 from msgbus.registrations import Registration
 from msgbus.registry import HandlerRegistry, IRegistry
 from msgbus.requests import RequestSide
-from msgbus.runtime import current_runtime
+from msgbus.runtime.clock import Clock, SystemClock
+from msgbus.runtime.event_loop import current_runtime
+from msgbus.runtime.resources import Keeper
 from msgbus.sending import E
 from msgbus.session import BusSession
 from msgbus.shutdown import drain, end, quiet, workers_gone
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from msgbus.lanes import Lane
-    from msgbus.runtime import Runtime
+    from msgbus.runtime.event_loop import Runtime
 
 
 class MessageBus(CommandSide, EventSide, RequestSide, JournalSide, Registrar[Subscription]):

@@ -14,14 +14,14 @@ from msgbus.lifecycle import CommandResultEvent, CommandStartedEvent
 from msgbus.messages import Command, R, require_command, set_meta
 from msgbus.metadata import ROOT, Root
 from msgbus.middleware.chain import not_awaited
-from msgbus.options import check_seconds
 from msgbus.plans import CommandPlan
 from msgbus.results import CommandResult, FailedResult, NestedResult, QueuedResult
+from msgbus.runtime.arguments import check_seconds
+from msgbus.runtime.timeouts import within
 from msgbus.sending import SendingMethods
 from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations
-from msgbus.timeouts import within
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore

@@ -10,7 +10,7 @@ from typing import Literal, final
 
 from pydantic import Field, model_validator
 
-from msgbus.options import Options
+from msgbus.runtime.arguments import Options
 
 
 class BackpressureStrategy(Enum):

@@ -28,23 +28,23 @@ from msgbus.plans import CommandPlan, EventPlan, TopicPlans
 from msgbus.queue import BoundedEventQueue
 from msgbus.quiescence import Quiescence
 from msgbus.registrations import Registration, registration_faults
-from msgbus.runtime import foreign_loop
+from msgbus.runtime.event_loop import foreign_loop
+from msgbus.runtime.threads import ThreadPool
+from msgbus.runtime.timeouts import with_timeout
 from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Ledger
-from msgbus.threads import ThreadPool
-from msgbus.timeouts import with_timeout
 
 if TYPE_CHECKING:
     from msgbus.bus import MessageBus
-    from msgbus.clock import Clock
     from msgbus.config import BusConfig
     from msgbus.durability.hub import Durability
     from msgbus.expectations import Watch
     from msgbus.injection import Providers
     from msgbus.registry import IRegistry
-    from msgbus.runtime import Runtime
+    from msgbus.runtime.clock import Clock
+    from msgbus.runtime.event_loop import Runtime
     from msgbus.session import BusSession
     from msgbus.streams import EventStream
 

@@ -7,11 +7,11 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from msgbus.clock import SystemClock
 from msgbus.messages import Event, peek
+from msgbus.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
+    from msgbus.runtime.clock import Clock
 
 Verdict: TypeAlias = bool | Awaitable[bool]
 FilterLike: TypeAlias = Callable[[Event], Verdict]

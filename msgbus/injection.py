@@ -24,7 +24,8 @@ from msgbus.errors import (
     MissingProviderError,
     SessionClosedError,
 )
-from msgbus.keeper import enter_any
+from msgbus.runtime.resources import enter_any
+from msgbus.runtime.threads import ThreadPool
 from msgbus.signatures import (
     Dependency,
     Signature,
@@ -32,12 +33,11 @@ from msgbus.signatures import (
     handler_name,
     read_dependencies,
 )
-from msgbus.threads import ThreadPool
 
 if TYPE_CHECKING:
     from msgbus.handler_classes import HandlerClass
-    from msgbus.keeper import Keeper
-    from msgbus.runtime import Runtime
+    from msgbus.runtime.event_loop import Runtime
+    from msgbus.runtime.resources import Keeper
 
 T_co = TypeVar("T_co", covariant=True)
 

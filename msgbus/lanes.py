@@ -13,12 +13,12 @@ from msgbus.workers import ListWorker, Worker
 
 if TYPE_CHECKING:
     from msgbus.bus import MessageBus
-    from msgbus.clock import Clock
     from msgbus.context import Frame
     from msgbus.injection import Call
     from msgbus.messages import Event
     from msgbus.registrations import Registration
-    from msgbus.runtime import Runtime
+    from msgbus.runtime.clock import Clock
+    from msgbus.runtime.event_loop import Runtime
     from msgbus.telemetry.stats import LaneCounts
 
 

@@ -14,14 +14,14 @@ from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from msgbus.clock import VirtualClock
 from msgbus.context import Frame
+from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.tracebacks import is_of_msgbus, redacted_stack
 
 if TYPE_CHECKING:
     from msgbus.bus import MessageBus
-    from msgbus.runtime import Runtime, Task
+    from msgbus.runtime.event_loop import Runtime, Task
 
 _JOIN_TIMEOUT: Final = 1.0
 """Seconds to wait for the thread to end: its log handler might wait for this very loop."""

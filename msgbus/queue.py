@@ -26,8 +26,8 @@ from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import LaneCounts
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
-    from msgbus.runtime import Waker
+    from msgbus.runtime.clock import Clock
+    from msgbus.runtime.event_loop import Waker
 
 WAITING_STRATEGIES: Final = frozenset(
     {BackpressureStrategy.WAIT, BackpressureStrategy.ADAPTIVE_RATE_LIMIT}

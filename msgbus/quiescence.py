@@ -13,11 +13,11 @@ from msgbus.context import current_frame
 from msgbus.errors import SettleTimeoutError
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.lanes import Lane
     from msgbus.receipts import Undelivered
     from msgbus.registrations import Registration
-    from msgbus.runtime import Runtime
+    from msgbus.runtime.clock import Clock
+    from msgbus.runtime.event_loop import Runtime
     from msgbus.telemetry.stats import Ledger
 
 

@@ -25,7 +25,6 @@ from typing_extensions import ParamSpec, Unpack
 from msgbus.errors import ConfigurationError
 from msgbus.injection import per_message
 from msgbus.messages import Command, CommandTypes, Event
-from msgbus.options import check_seconds, refuse_unknown
 from msgbus.registrations import (
     Registration,
     make_registration,
@@ -33,6 +32,7 @@ from msgbus.registrations import (
     refuse_function,
     require_command_type,
 )
+from msgbus.runtime.arguments import check_seconds, refuse_unknown
 
 if TYPE_CHECKING:
     from datetime import datetime

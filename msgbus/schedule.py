@@ -10,11 +10,11 @@ from math import isfinite
 from typing import TYPE_CHECKING, final
 
 from msgbus.messages import Event, metadata_of
-from msgbus.options import check_seconds
+from msgbus.runtime.arguments import check_seconds
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
-    from msgbus.runtime import Runtime, Task, Waker
+    from msgbus.runtime.clock import Clock
+    from msgbus.runtime.event_loop import Runtime, Task, Waker
 
 
 @final

@@ -15,12 +15,12 @@ from msgbus.errors import DuplicateSessionError, SessionClosedError
 from msgbus.expectations import Expectation, Where
 from msgbus.handler_info import HandlerInfo, session_handlers
 from msgbus.injection import Provider, Providers
-from msgbus.keeper import Keeper
 from msgbus.lifecycle import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
 from msgbus.messages import Event, Message, require_command, require_event
 from msgbus.plans import TopicPlans
 from msgbus.receipts import SessionReport
 from msgbus.registrar import Registrar
+from msgbus.runtime.resources import Keeper
 from msgbus.sending import E, SendingMethods
 from msgbus.streams import EventStream
 from msgbus.subscription import Subscription

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import anyio
 
-from msgbus.clock import VirtualClock
 from msgbus.journal import Ack, Journal, Record
 from msgbus.journal.operations import Operation
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import (
     Deliver,
     DurableSubscription,

@@ -27,9 +27,9 @@ from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.tracebacks import redacted_traceback
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.durability.hub import Durability
     from msgbus.registrations import Registration
+    from msgbus.runtime.clock import Clock
 
 COMMANDS: Final = "msgbus.commands"
 """The subscription under which enqueued commands wait, and under which they are dead letters."""

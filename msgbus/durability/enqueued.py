@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
     from msgbus.journal.operations import CloseTicket
     from msgbus.registrations import Registration
-    from msgbus.runtime import Runtime
+    from msgbus.runtime.event_loop import Runtime
     from msgbus.subscriptions.config import RetryTiers
 
 

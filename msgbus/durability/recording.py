@@ -25,7 +25,7 @@ from msgbus.telemetry.redaction import redact_exception
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
     from msgbus.registrations import Registration
-    from msgbus.runtime import Runtime, Task, Waker
+    from msgbus.runtime.event_loop import Runtime, Task, Waker
 
 GROUP = 1000
 """Operations that are written at a time."""

@@ -22,7 +22,7 @@ from msgbus.telemetry.redaction import redact_exception
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
     from msgbus.durability.outbox import Outbox, OutboxEntry
-    from msgbus.runtime import Runtime, Task, Waker
+    from msgbus.runtime.event_loop import Runtime, Task, Waker
 
 GRACE: Final = 1.0
 """Real seconds for a pass that is under way when the bus stops."""

@@ -13,7 +13,7 @@ from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
-    from msgbus.runtime import Runtime, Waker
+    from msgbus.runtime.event_loop import Runtime, Waker
 
 PAUSE: Final = 0.5
 """Seconds before a journal that failed is asked again."""

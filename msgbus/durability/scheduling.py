@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
     from msgbus.durability.publishing import Placed
     from msgbus.plans import EventPlan
-    from msgbus.runtime import Runtime
+    from msgbus.runtime.event_loop import Runtime
 
 GROUP: Final = 100
 """Events that are published in one commit."""

@@ -20,7 +20,7 @@ from msgbus.errors import (
 )
 from msgbus.journal.records import TicketRow, TicketState
 from msgbus.messages import Command, R
-from msgbus.runtime import current_runtime
+from msgbus.runtime.event_loop import current_runtime
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 

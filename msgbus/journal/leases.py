@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, final
 from msgbus.journal.records import Lease
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
+    from msgbus.runtime.clock import Clock
 
 
 @final

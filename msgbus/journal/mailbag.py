@@ -13,12 +13,12 @@ import anyio
 
 from msgbus.errors import JournalLockedError
 from msgbus.resilience.stores import Notice, Overflow
-from msgbus.runtime import Runtime, current_runtime
+from msgbus.runtime.event_loop import Runtime, current_runtime
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.resilience.letters import DeadLetterEntry
-    from msgbus.runtime import Reply
+    from msgbus.runtime.event_loop import Reply
 
 BATCH: Final = 1_000
 """Most letters in one transaction."""

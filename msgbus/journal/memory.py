@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, TypeVar, final
 
 import anyio.lowlevel
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.errors import JournalClosedError, LeaseLostError
 from msgbus.journal.records import AckLevel, Lease
 from msgbus.journal.sqlite.faults import closed
@@ -18,11 +17,12 @@ from msgbus.journal.sqlite.readers import snapshot
 from msgbus.journal.sqlite.store import Store
 from msgbus.journal.tables import TableJournal
 from msgbus.journal.watch import Watch
-from msgbus.runtime import Runtime, current_runtime
+from msgbus.runtime.clock import Clock, SystemClock
+from msgbus.runtime.event_loop import Runtime, current_runtime
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import PayloadCodec
-    from msgbus.runtime import Task
+    from msgbus.runtime.event_loop import Task
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from msgbus.journal.port import Journal
 from msgbus.journal.sqlite import SqliteJournal
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.journal.codec import PayloadCodec
+    from msgbus.runtime.clock import Clock
 
 
 def open_journal(

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
-from msgbus.runtime import Runtime, Waker, current_runtime
+from msgbus.runtime.event_loop import Runtime, Waker, current_runtime
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
+    from msgbus.runtime.clock import Clock
 
 BUSY: Final = 0.02
 """Seconds between looks while other processes write."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from msgbus.clock import Clock
 from msgbus.errors import ConfigurationError
 from msgbus.messages import Message, message_type_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import clock_at_hand, current_handler, messages_in
+from msgbus.runtime.clock import Clock
 from msgbus.telemetry.logging import log
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, TypeAlias, cast
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.context import current_frame
 from msgbus.errors import ConfigurationError
 from msgbus.messages import Message
+from msgbus.runtime.clock import Clock, SystemClock
 
 KeyOf: TypeAlias = Callable[[Any], Hashable | None]
 """From a message to what it is counted under; `None` leaves the message alone."""

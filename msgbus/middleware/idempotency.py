@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple, cast, final
 
 import anyio
 
-from msgbus.clock import Clock
 from msgbus.context import Frame, current_frame
 from msgbus.errors import MiddlewareError
 from msgbus.messages import Event, message_type_of
@@ -21,6 +20,7 @@ from msgbus.middleware.delivery import (
     refuse_foreign_loop,
     require_above_zero,
 )
+from msgbus.runtime.clock import Clock
 
 
 class _Place(NamedTuple):

@@ -6,7 +6,6 @@ from typing import Any, Final, Literal, final
 
 from pydantic import ValidationError
 
-from msgbus.clock import Clock
 from msgbus.errors import ConfigurationError, Refusal
 from msgbus.messages import first_message
 from msgbus.middleware.chain import CallNext
@@ -16,6 +15,7 @@ from msgbus.middleware.delivery import (
     current_handler,
     messages_in,
 )
+from msgbus.runtime.clock import Clock
 from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact, redact_exception
 

@@ -8,7 +8,6 @@ from typing import Any, Final, final
 
 import anyio
 
-from msgbus.clock import Clock
 from msgbus.context import current_frame
 from msgbus.errors import ConfigurationError, HandlerTimeoutError
 from msgbus.messages import message_type_of
@@ -21,6 +20,7 @@ from msgbus.middleware.delivery import (
     refuse_foreign_loop,
     require_above_zero,
 )
+from msgbus.runtime.clock import Clock
 
 # Seconds by which a token may be early. A clock that is told to move by exactly the time
 # still missing can stop one rounding error short of it, and would then not move at all.

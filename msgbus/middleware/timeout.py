@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final, final
 
-from msgbus.clock import Clock
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import clock_at_hand, current_handler, require_above_zero
-from msgbus.timeouts import within
+from msgbus.runtime.clock import Clock
+from msgbus.runtime.timeouts import within
 
 
 @final

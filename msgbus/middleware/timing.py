@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from msgbus.clock import Clock
 from msgbus.errors import ConfigurationError
 from msgbus.messages import message_type_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import clock_at_hand, current_handler, require_above_zero
+from msgbus.runtime.clock import Clock
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations, DurationStats

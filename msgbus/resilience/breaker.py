@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast, final, o
 
 import anyio
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.errors import CircuitOpenError, Refusal
 from msgbus.resilience.policies import CircuitBreakerConfig
 from msgbus.resilience.states import CircuitChange, CircuitState
 from msgbus.resilience.window import Streak, make_window
 from msgbus.results import FailedResult
-from msgbus.runtime import Runtime, current_runtime
+from msgbus.runtime.clock import Clock, SystemClock
+from msgbus.runtime.event_loop import Runtime, current_runtime
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 

@@ -27,7 +27,6 @@ from msgbus.lifecycle import RetryScheduledEvent
 from msgbus.messages import Event, Message, R, SystemEvent, first_message, metadata_of
 from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
 from msgbus.middleware.rate_limit import RateLimitMiddleware
-from msgbus.options import refuse_unknown
 from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.circuits import Circuits
 from msgbus.resilience.dead_letters import DeadLetterQueue
@@ -38,13 +37,13 @@ from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryAtt
 from msgbus.resilience.policy import Breaker, Policy, PolicyBook, PolicyOptions, Target, describe
 from msgbus.resilience.redelivery import redeliver
 from msgbus.resilience.stores import DeadLetterStore
+from msgbus.runtime.arguments import refuse_unknown
+from msgbus.runtime.timeouts import with_timeout
 from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import BusStats
-from msgbus.timeouts import with_timeout
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.context import Frame
     from msgbus.filters import FilterLike
     from msgbus.injection import Call, Resolver
@@ -55,7 +54,8 @@ if TYPE_CHECKING:
     from msgbus.registry import HandlerRegistry, IRegistry
     from msgbus.resilience.retry import Trouble
     from msgbus.results import CommandResult, FailedResult
-    from msgbus.runtime import Runtime
+    from msgbus.runtime.clock import Clock
+    from msgbus.runtime.event_loop import Runtime
     from msgbus.session import BusSession
     from msgbus.subscriptions.config import RetryTiers
 

@@ -9,7 +9,6 @@ from typing import Any, Self, TypeAlias, final
 
 from typing_extensions import Unpack
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.errors import BusStateError, DeadLetterError, LetterNotFoundError
 from msgbus.messages import Message, Query, SystemEvent
 from msgbus.protocols import require_members
@@ -42,7 +41,8 @@ from msgbus.resilience.stores import (
     edited,
     unanswered,
 )
-from msgbus.runtime import current_runtime
+from msgbus.runtime.clock import Clock, SystemClock
+from msgbus.runtime.event_loop import current_runtime
 
 Letter: TypeAlias = "DeadLetterEntry | str"
 """A letter, or its id."""

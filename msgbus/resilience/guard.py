@@ -21,13 +21,13 @@ from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.context import Frame
     from msgbus.injection import Call
     from msgbus.messages import Event
     from msgbus.middleware.chain import Middleware
     from msgbus.resilience.breaker import CircuitBreaker, Permit
     from msgbus.resilience.policy import Policy
+    from msgbus.runtime.clock import Clock
 
 
 @final

@@ -15,7 +15,7 @@ from msgbus.messages import SystemEvent, set_meta
 from msgbus.metadata import Metadata
 from msgbus.resilience.letters import DeadLetterEntry
 from msgbus.resilience.stores import Notice
-from msgbus.runtime import Runtime
+from msgbus.runtime.event_loop import Runtime
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 

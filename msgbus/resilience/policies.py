@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias, final
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from msgbus.options import Options
+from msgbus.runtime.arguments import Options
 
 MESSAGE_ERRORS: Final[tuple[type[Exception], ...]] = (
     ValueError,

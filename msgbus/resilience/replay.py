@@ -9,7 +9,6 @@ from typing import Final, Literal, TypeAlias, final
 
 import anyio
 
-from msgbus.clock import Clock
 from msgbus.errors import (
     DeadLetterStoreError,
     MsgBusError,
@@ -27,6 +26,7 @@ from msgbus.resilience.stores import (
     claimed,
     settled,
 )
+from msgbus.runtime.clock import Clock
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.tracebacks import redacted_traceback
 

@@ -24,8 +24,8 @@ from msgbus.errors import (
 )
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.resilience.policies import RetryConfig
+    from msgbus.runtime.clock import Clock
 
 CIRCUIT_OPEN: Final = "circuit open"
 

@@ -27,7 +27,7 @@ from msgbus.resilience.stores import (
     Overflow,
 )
 from msgbus.resilience.table_store import TableStore
-from msgbus.runtime import current_runtime
+from msgbus.runtime.event_loop import current_runtime
 
 T = TypeVar("T")
 

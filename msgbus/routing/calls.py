@@ -11,7 +11,7 @@ from typing import Any, Final, final
 from anyio.lowlevel import RunVar
 
 from msgbus.routing.dispatchers import is_async
-from msgbus.threads import ThreadPool
+from msgbus.runtime.threads import ThreadPool
 
 _in_thread: Final[ContextVar[bool]] = ContextVar("msgbus_call_in_thread", default=False)
 """Whether this code was called from a thread that a sync function holds."""

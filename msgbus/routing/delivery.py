@@ -8,7 +8,6 @@ from typing import Any, Final, final
 import anyio
 from pydantic_core import to_json
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.errors import (
     ConfigurationError,
     EndpointFailedError,
@@ -24,10 +23,11 @@ from msgbus.routing.balancing import Balancing, make_balancer
 from msgbus.routing.endpoints import Endpoint, EndpointRegistry
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.health import HealthMonitor, Passage
-from msgbus.runtime import LATE
+from msgbus.runtime.clock import Clock, SystemClock
+from msgbus.runtime.event_loop import LATE
+from msgbus.runtime.timeouts import in_time
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
-from msgbus.timeouts import in_time
 
 MAX_MESSAGE_SIZE: Final = 1024 * 1024
 MAX_DELIVERIES: Final = 1000

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from logging import INFO
 from typing import Any, Final, cast, final
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.errors import (
     ConfigurationError,
     EngineFrozenError,
@@ -50,6 +49,7 @@ from msgbus.routing.metrics import (
 )
 from msgbus.routing.onward import OutputPublisher, publish_onward
 from msgbus.routing.plans import FrozenRoutes, Plan
+from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.telemetry.logging import EventLogger, StandardLogger
 
 NO_TIMEOUT: Final = float("inf")

@@ -15,7 +15,6 @@ import inspect
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast, final
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.context import current_frame
 from msgbus.errors import (
     ConfigurationError,
@@ -38,7 +37,8 @@ from msgbus.routing.onward import OutputPublisher, refusal_of
 from msgbus.routing.requests import CorrelationManager
 from msgbus.routing.router import PatternRouter
 from msgbus.routing.topics import check_topic
-from msgbus.runtime import current_runtime, run_together
+from msgbus.runtime.clock import Clock, SystemClock
+from msgbus.runtime.event_loop import current_runtime, run_together
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations, DurationStats

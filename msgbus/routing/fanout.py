@@ -8,16 +8,16 @@ from typing import Any, cast, final
 
 from anyio.lowlevel import RunVar
 
-from msgbus.clock import Clock
 from msgbus.routing.dispatch import DispatchOutcome, DispatchResult, DispatchStatus
 from msgbus.routing.dispatch_log import Dispatched, DispatchLog
 from msgbus.routing.dispatchers import DispatcherEntry
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.topics import is_topic
-from msgbus.runtime import LATE, current_runtime, run_together
+from msgbus.runtime.clock import Clock
+from msgbus.runtime.event_loop import LATE, current_runtime, run_together
+from msgbus.runtime.threads import ThreadPool
+from msgbus.runtime.timeouts import in_time
 from msgbus.telemetry.redaction import redact, redact_exception
-from msgbus.threads import ThreadPool
-from msgbus.timeouts import in_time
 
 
 @final

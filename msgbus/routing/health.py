@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 import anyio
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.errors import CircuitOpenError, ConfigurationError
 from msgbus.messages import SystemEvent
 from msgbus.resilience.breaker import CircuitBreaker, Permit
 from msgbus.resilience.policies import CircuitBreakerConfig
 from msgbus.resilience.states import CircuitState
 from msgbus.routing.endpoints import Endpoint, EndpointRegistry
-from msgbus.runtime import Task, current_runtime
+from msgbus.runtime.clock import Clock, SystemClock
+from msgbus.runtime.event_loop import Task, current_runtime
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 

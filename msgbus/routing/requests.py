@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeAlias, final
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.errors import DuplicateRequestError, RequestCancelledError, RequestTimeoutError
 from msgbus.messages import Command
 from msgbus.routing.envelope import Id, new_id
-from msgbus.runtime import Runtime, Waker, current_runtime
-from msgbus.timeouts import in_time
+from msgbus.runtime.clock import Clock, SystemClock
+from msgbus.runtime.event_loop import Runtime, Waker, current_runtime
+from msgbus.runtime.timeouts import in_time
 
 Send: TypeAlias = Callable[[str], Any]
 """Sends a request of this correlation id on its way; sync or async."""

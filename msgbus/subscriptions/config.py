@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from msgbus.errors import Unhandleable
 from msgbus.journal.records import AckLevel, Record
-from msgbus.options import Options
+from msgbus.runtime.arguments import Options
 from msgbus.subscriptions.mode import Delivery, Mode, Poison, StartAt
 
 

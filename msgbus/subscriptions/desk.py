@@ -12,8 +12,8 @@ from msgbus.subscriptions.rate import RateLimit
 from msgbus.subscriptions.window import Entry, State, Window
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.journal.records import Record
+    from msgbus.runtime.clock import Clock
     from msgbus.subscriptions.config import SubscriptionConfig
     from msgbus.subscriptions.dispatcher import Consumer, Dispatcher
 

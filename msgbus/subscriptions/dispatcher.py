@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, final
 import anyio
 
 from msgbus.errors import ConfigurationError, Refusal
-from msgbus.runtime import current_runtime
+from msgbus.runtime.event_loop import current_runtime
 from msgbus.subscriptions.mode import Mode
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.journal.records import Record
-    from msgbus.runtime import Runtime
+    from msgbus.runtime.event_loop import Runtime
 
 Deliver: TypeAlias = "Callable[[Record, int], Awaitable[None]]"
 """Handles a record; the number is that of the try, from 1. Returning is the ack.

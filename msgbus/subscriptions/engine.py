@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, final
 import anyio
 from uuid_utils import uuid7
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.errors import BusStateError, ConfigurationError, SettleTimeoutError
 from msgbus.journal.records import Record
+from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.subscriptions.config import SubscriptionConfig
 from msgbus.subscriptions.desk import Desk
 from msgbus.subscriptions.dispatcher import Consumer, Dispatcher

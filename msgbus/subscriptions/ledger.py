@@ -11,8 +11,8 @@ from msgbus.subscriptions.letters import letter_of
 from msgbus.subscriptions.window import Entry
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.journal.port import Journal
+    from msgbus.runtime.clock import Clock
     from msgbus.subscriptions.desk import Desk
     from msgbus.subscriptions.tenure import Tenure
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final, final
 import anyio
 
 from msgbus.errors import JournalClosedError, LeaseLostError
-from msgbus.runtime import Runtime, Task, Waker, current_runtime
+from msgbus.runtime.event_loop import Runtime, Task, Waker, current_runtime
 from msgbus.subscriptions.runner import Runner
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.journal.port import Journal
+    from msgbus.runtime.clock import Clock
     from msgbus.subscriptions.desk import Desk
     from msgbus.subscriptions.pump import Pump
     from msgbus.subscriptions.tenure import Tenure

@@ -17,8 +17,8 @@ from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.journal.records import Record, Scheduled
+    from msgbus.runtime.clock import Clock
     from msgbus.subscriptions.desk import Desk
     from msgbus.subscriptions.ledger import Ledger
 

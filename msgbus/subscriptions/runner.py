@@ -6,7 +6,7 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final, final
 
 if TYPE_CHECKING:
-    from msgbus.runtime import Runtime, Task
+    from msgbus.runtime.event_loop import Runtime, Task
     from msgbus.subscriptions.desk import Desk
     from msgbus.subscriptions.dispatcher import Consumer
     from msgbus.subscriptions.window import Entry

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, final
 from msgbus.journal.leases import LeaseWatch
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.journal.port import Journal
     from msgbus.journal.records import Lease
+    from msgbus.runtime.clock import Clock
 
 RENEWALS_PER_TTL = 3
 """One that is late does not cost the lease."""

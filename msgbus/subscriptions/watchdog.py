@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.journal.port import Journal
+    from msgbus.runtime.clock import Clock
     from msgbus.subscriptions.desk import Desk
     from msgbus.subscriptions.ledger import Ledger
 

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from msgbus.bus import MessageBus
-    from msgbus.clock import VirtualClock
     from msgbus.journal.port import Journal
+    from msgbus.runtime.clock import VirtualClock
     from msgbus.testing.recorder import Recorder
 
 
 @pytest.fixture
 def msgbus_clock() -> VirtualClock:
     """Time that stands still until the test calls `await msgbus_clock.advance(seconds)`."""
-    from msgbus.clock import VirtualClock
+    from msgbus.runtime.clock import VirtualClock
 
     return VirtualClock()
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Self, cast, final
 import anyio
 
 from msgbus.errors import LeaseLostError
-from msgbus.runtime import Task, current_runtime
+from msgbus.runtime.event_loop import Task, current_runtime
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.journal.operations import Operation
     from msgbus.journal.port import Journal
     from msgbus.journal.records import Ack, Lease
+    from msgbus.runtime.clock import Clock
 
 
 @final

@@ -20,9 +20,9 @@ from multiprocessing import get_context
 from random import Random
 from typing import Final, final
 
-from msgbus.clock import VirtualClock
 from msgbus.journal.memory import MemoryJournal
 from msgbus.journal.records import Kind, Record
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions.subscription import DurableSubscription
 from msgbus.testing.processes import Process
 from msgbus.testing.scenarios import Scenario, draw

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.journal import Journal, MemoryJournal, SqliteJournal
+from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.journal import DurableConformance, SqlConformance
 from msgbus.testing.processes import Process
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from msgbus import Refusal
-from msgbus.clock import VirtualClock
 from msgbus.resilience import (
     CircuitBreaker,
     CircuitBreakerConfig,
@@ -17,6 +16,7 @@ from msgbus.resilience import (
     CircuitState,
     Permit,
 )
+from msgbus.runtime.clock import VirtualClock
 
 THRESHOLD, RECOVERY, GROWTH, LONGEST = 3, 10.0, 2.0, 60.0
 PERMITS, LEASE = 2, 7.0

@@ -24,7 +24,7 @@ from msgbus import (
     PublishStatus,
     QueueConfig,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderEvent, OrderPlaced, OrderShipped, conserves, let_others_run
 
 Outcome = Literal["ok", "fail", "hang", "unwanted"]

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from msgbus import BackpressureStrategy, BusClosedError, BusConfig, MessageBus
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderPlaced, SlowHandler, conserves, let_others_run, queue
 
 ADAPTIVE = BackpressureStrategy.ADAPTIVE_RATE_LIMIT

@@ -12,7 +12,7 @@ from msgbus import (
     MessageBus,
     QueueConfig,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderPlaced, conserves, let_others_run
 
 

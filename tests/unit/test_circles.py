@@ -19,8 +19,8 @@ from msgbus import (
     MessageDepthError,
     MsgBusError,
 )
-from msgbus.clock import VirtualClock
 from msgbus.resilience import ResilientMessageBus
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import conserves, logged
 
 TOLD_AT = 120

@@ -20,7 +20,7 @@ from msgbus import (
     Query,
     WrongMessageTypeError,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 
 
 class Add(Command[int]):

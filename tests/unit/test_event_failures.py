@@ -16,7 +16,7 @@ from msgbus import (
     MessageBus,
     QueueConfig,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import (
     OrderEvent,
     OrderPlaced,

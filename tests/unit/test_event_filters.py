@@ -19,7 +19,7 @@ from msgbus import (
     SessionFilter,
     TypeFilter,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderEvent, OrderPlaced, OrderShipped, Recorder, conserves
 
 

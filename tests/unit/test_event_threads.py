@@ -7,7 +7,7 @@ import threading
 import anyio.to_thread
 
 from msgbus import BusConfig, Context, MessageBus, QueueConfig, current_context
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderPlaced, OrderShipped, Recorder, conserves
 
 

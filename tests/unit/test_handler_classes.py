@@ -32,8 +32,8 @@ from msgbus import (
 from msgbus.injection import Providers, bind
 from msgbus.registrations import make_registration
 from msgbus.resilience import ResilientMessageBus, RetryConfig
+from msgbus.runtime.threads import ThreadPool
 from msgbus.subscriptions import StartAt
-from msgbus.threads import ThreadPool
 
 
 class Database:

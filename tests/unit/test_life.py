@@ -17,7 +17,7 @@ from msgbus import (
     MessageBus,
     SettleTimeoutError,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 
 
 class Ask(Command[str]):

@@ -19,7 +19,7 @@ import anyio.to_thread
 import pytest
 
 from msgbus import BusConfig, Command, Event, MessageBus
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 
 LIMIT: Final = 0.1
 LENIENT: Final = 0.4

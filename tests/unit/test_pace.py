@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.queue import Pace
+from msgbus.runtime.clock import VirtualClock
 
 
 def test_an_empty_queue_asks_for_no_delay() -> None:

@@ -19,7 +19,6 @@ from msgbus import (
     IRegistry,
     MessageBus,
 )
-from msgbus.clock import VirtualClock
 from msgbus.durability import Outbox, OutboxEntry
 from msgbus.journal import MemoryJournal
 from msgbus.journal.letters import JournalDeadLetterStore
@@ -33,6 +32,7 @@ from msgbus.resilience import (
 from msgbus.routing import DispatcherRegistry, MessageDispatchEngine, MessageDispatcher
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.onward import publish_on
+from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.processes import Process
 from tests.unit.routing.engines import PLACED, TOPIC, Reducer, route
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from msgbus import BackpressureStrategy, BusConfig, MessageBus, QueueConfig
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import (
     OrderEvent,
     OrderPlaced,

@@ -8,7 +8,6 @@ import anyio
 import pytest
 
 from msgbus import BackpressureStrategy, QueueConfig, QueueFullError
-from msgbus.clock import VirtualClock
 from msgbus.queue import (
     BoundedEventQueue,
     Gate,
@@ -19,6 +18,7 @@ from msgbus.queue import (
     must_wait,
     refusing,
 )
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderPlaced, let_others_run
 
 WAIT = BackpressureStrategy.WAIT

@@ -10,7 +10,6 @@ import anyio.lowlevel
 import pytest
 
 from msgbus import BusClosedError, Command, Context, Event, MessageBus
-from msgbus.clock import VirtualClock
 from msgbus.errors import (
     HandlerTimeoutError,
     MissingHandlerError,
@@ -19,6 +18,7 @@ from msgbus.errors import (
     WrongMessageTypeError,
 )
 from msgbus.routing import CorrelationManager
+from msgbus.runtime.clock import VirtualClock
 
 
 class Price(Command[int]):

@@ -25,7 +25,7 @@ from msgbus import (
     per_message,
     per_session,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderEvent, OrderPlaced, Recorder, SlowHandler, conserves, let_others_run
 
 TWO_LOOPS = [("asyncio", "asyncio"), ("trio", "trio"), ("asyncio", "trio"), ("trio", "asyncio")]

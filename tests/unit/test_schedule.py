@@ -13,7 +13,7 @@ from msgbus import (
     MessageBus,
     PublishStatus,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import (
     OrderPlaced,
     OrderShipped,

@@ -14,7 +14,7 @@ from msgbus import (
     SessionReport,
     Undelivered,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderPlaced, Recorder, SlowHandler, conserves, let_others_run, logged
 
 

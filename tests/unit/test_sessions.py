@@ -27,7 +27,7 @@ from msgbus import (
     SessionMismatchError,
     SessionStartEvent,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.prometheus import expose
 from tests.counts import SESSIONS
 from tests.evidence import Evidence

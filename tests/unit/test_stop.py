@@ -20,7 +20,7 @@ from msgbus import (
     MessageBus,
     QueueConfig,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 
 
 class Database:

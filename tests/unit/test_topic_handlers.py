@@ -16,7 +16,7 @@ from msgbus import (
     TypeFilter,
     topic_of,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderPlaced, SlowHandler, conserves
 from tests.topic_fakes import Noticed, Numbers, Paid, Placed, Shipped, Unnamed
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from msgbus import BackpressureStrategy, BusConfig, MessageBus, QueueConfig, QueueLevel
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderPlaced, SlowHandler, conserves, let_others_run, logged
 
 

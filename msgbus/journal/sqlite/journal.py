@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 import anyio
 import anyio.to_thread
 
-from msgbus.clock import Clock, SystemClock
 from msgbus.errors import JournalFullError, JournalOpenError
 from msgbus.journal.records import (
     Ack,
@@ -38,6 +37,7 @@ from msgbus.journal.sqlite.store import Store
 from msgbus.journal.sqlite.writer import MOST, Writer
 from msgbus.journal.tables import TableJournal
 from msgbus.journal.watch import Watch
+from msgbus.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     import os

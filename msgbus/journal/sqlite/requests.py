@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, final
 
 from msgbus.journal.records import Record
-from msgbus.runtime import Runtime
+from msgbus.runtime.event_loop import Runtime
 
 if TYPE_CHECKING:
     from msgbus.journal.sqlite.store import Store

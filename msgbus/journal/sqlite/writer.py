@@ -13,7 +13,7 @@ from msgbus.journal.sqlite.faults import closed, translated
 from msgbus.journal.sqlite.groups import Groups
 from msgbus.journal.sqlite.requests import Request, answer
 from msgbus.journal.sqlite.store import Store
-from msgbus.runtime import Runtime, current_runtime
+from msgbus.runtime.event_loop import Runtime, current_runtime
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 

@@ -6,10 +6,10 @@ import sqlite3
 from collections.abc import Callable
 from typing import Any
 
-from msgbus.clock import VirtualClock
 from msgbus.errors import CursorError, ForbiddenStatementError
 from msgbus.journal import operations as op
 from msgbus.journal.records import DeadLetter, Scheduled
+from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.journals.kit import TIME, Suite, expected, make_record, numbers, read_all
 
 

@@ -10,12 +10,12 @@ from typing import Any, Final
 import anyio
 from uuid_utils import uuid7
 
-from msgbus.clock import VirtualClock
 from msgbus.journal.port import Journal
 from msgbus.journal.records import (
     Kind,
     Record,
 )
+from msgbus.runtime.clock import VirtualClock
 
 TIME: Final = 1_700_000_000.0
 

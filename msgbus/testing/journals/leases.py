@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import anyio
 
-from msgbus.clock import VirtualClock
 from msgbus.errors import (
     LeaseLostError,
 )
 from msgbus.journal import operations as op
+from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.journals.kit import Suite, expected, make_record, numbers, read_all
 
 

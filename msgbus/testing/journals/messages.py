@@ -6,7 +6,6 @@ import anyio
 import anyio.lowlevel
 from uuid_utils import uuid7
 
-from msgbus.clock import VirtualClock
 from msgbus.errors import (
     JournalClosedError,
     MsgBusError,
@@ -18,6 +17,7 @@ from msgbus.journal.records import (
     Record,
 )
 from msgbus.protocols import missing_members
+from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.journals.kit import TIME, Suite, expected, make_record, numbers, read_all
 
 

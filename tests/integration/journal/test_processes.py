@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from msgbus import LeaseLostError
-from msgbus.clock import SystemClock
 from msgbus.journal import Lease, LeaseWatch, SqliteJournal
 from msgbus.journal.operations import CreateCursor, MoveCursor
+from msgbus.runtime.clock import SystemClock
 from msgbus.testing.journal import make_record, read_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

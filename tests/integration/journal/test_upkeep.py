@@ -12,7 +12,6 @@ import pytest
 import trio
 
 from msgbus import CursorError, JournalOpenError, StoredMessageError
-from msgbus.clock import VirtualClock
 from msgbus.journal import DeliveryRecord, Outcome, Retention, SqliteJournal
 from msgbus.journal.operations import (
     AddDelivery,
@@ -22,6 +21,7 @@ from msgbus.journal.operations import (
     MoveCursor,
     OpenTicket,
 )
+from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.journal import make_record, read_all
 
 

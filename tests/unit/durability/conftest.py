@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from msgbus import MessageBus
-from msgbus.clock import VirtualClock
 from msgbus.journal import Journal, MemoryJournal
+from msgbus.runtime.clock import VirtualClock
 from tests.durable_shop import url_of
 from tests.unit.durability.places import Place
 

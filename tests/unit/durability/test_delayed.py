@@ -20,10 +20,10 @@ from msgbus import (
     QueueConfig,
     StoredMessageError,
 )
-from msgbus.clock import VirtualClock
 from msgbus.journal import MemoryJournal
 from msgbus.journal.operations import Append, Operation, Schedule
 from msgbus.journal.records import Ack, Scheduled
+from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.journal import make_record
 from msgbus.testing.processes import Process
 from tests.durable_shop import Place, Placed, Seen, Shipped, recorded

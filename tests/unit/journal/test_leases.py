@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.journal import Lease, LeaseWatch, MemoryJournal, Scheduled
 from msgbus.journal.operations import Append, Schedule, Unschedule
+from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.journal import make_record
 
 HELD = Lease("receipts", "a", 1, 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import anyio.lowlevel
 
-from msgbus.clock import VirtualClock
 from msgbus.journal.watch import BUSY, IDLE, Watch
+from msgbus.runtime.clock import VirtualClock
 
 
 class File:

@@ -17,7 +17,7 @@ from msgbus import (
     MessageBus,
     Middleware,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 
 
 class Greet(Command[str]):

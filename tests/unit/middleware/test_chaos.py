@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from msgbus import Command, ConfigurationError, Event, MessageBus
-from msgbus.clock import VirtualClock
 from msgbus.middleware import ChaosError, ChaosMiddleware
 from msgbus.resilience import ChaosMiddleware as FromResilience
 from msgbus.resilience import CircuitBreakerConfig, ResilientMessageBus, RetryConfig
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import conserves, logged
 
 

@@ -17,8 +17,8 @@ from msgbus import (
     MessageBus,
     MiddlewareError,
 )
-from msgbus.clock import VirtualClock
 from msgbus.middleware import IdempotencyMiddleware
+from msgbus.runtime.clock import VirtualClock
 
 
 class Pay(Command[int]):

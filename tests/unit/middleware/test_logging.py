@@ -10,8 +10,8 @@ import pytest
 from pydantic import Field
 
 from msgbus import Command, ConfigurationError, Event, MessageBus, Refusal
-from msgbus.clock import VirtualClock
 from msgbus.middleware import LoggingMiddleware, ValidationMiddleware
+from msgbus.runtime.clock import VirtualClock
 
 pytestmark = pytest.mark.usefixtures("everything_is_logged")
 

@@ -16,8 +16,8 @@ from msgbus import (
     HandlerTimeoutError,
     MessageBus,
 )
-from msgbus.clock import VirtualClock
 from msgbus.middleware import RateLimitMiddleware
+from msgbus.runtime.clock import VirtualClock
 
 
 class Call(Command):

@@ -14,8 +14,8 @@ from msgbus import (
     HandlerTimeoutError,
     MessageBus,
 )
-from msgbus.clock import VirtualClock
 from msgbus.middleware import TimeoutMiddleware
+from msgbus.runtime.clock import VirtualClock
 
 
 class Work(Command[str]):

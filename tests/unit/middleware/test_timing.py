@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from msgbus import CallNext, Command, ConfigurationError, Event, MessageBus
-from msgbus.clock import VirtualClock
 from msgbus.middleware import TimingMiddleware
+from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.stats import Durations, DurationStats
 
 

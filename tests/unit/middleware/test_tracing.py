@@ -11,8 +11,8 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from msgbus import MessageBus, MissingExtraError
-from msgbus.clock import VirtualClock
 from msgbus.middleware import TracingMiddleware, current_trace_headers
+from msgbus.runtime.clock import VirtualClock
 from tests.unit.middleware.traces import (
     MALFORMED,
     REMOTE,

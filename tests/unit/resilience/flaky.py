@@ -8,7 +8,6 @@ import anyio
 import pytest
 
 from msgbus import Command, CommandResult, Event
-from msgbus.clock import VirtualClock
 from msgbus.resilience import (
     CircuitBreaker,
     CircuitBreakerConfig,
@@ -18,6 +17,7 @@ from msgbus.resilience import (
     ResilientMessageBus,
     RetryConfig,
 )
+from msgbus.runtime.clock import VirtualClock
 
 CLOSED, HALF_OPEN, OPEN = CircuitState.CLOSED, CircuitState.HALF_OPEN, CircuitState.OPEN
 

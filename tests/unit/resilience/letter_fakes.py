@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from msgbus import Command, Event, Message
-from msgbus.clock import VirtualClock
 from msgbus.journal import SqliteJournal
 from msgbus.resilience import (
     DeadLetterEntry,
@@ -20,6 +19,7 @@ from msgbus.resilience import (
     MemoryDeadLetterStore,
     SqliteDeadLetterStore,
 )
+from msgbus.runtime.clock import VirtualClock
 
 STORES = pytest.mark.parametrize("kind", ["memory", "sqlite", "journal"])
 

@@ -8,7 +8,6 @@ import pickle
 import pytest
 
 from msgbus import Refusal
-from msgbus.clock import SystemClock, VirtualClock
 from msgbus.resilience import (
     MESSAGE_ERRORS,
     CircuitBreaker,
@@ -16,6 +15,7 @@ from msgbus.resilience import (
     CircuitChange,
     CircuitOpenError,
 )
+from msgbus.runtime.clock import SystemClock, VirtualClock
 from tests.fakes import logged
 from tests.unit.resilience.flaky import CLOSED, HALF_OPEN, OPEN, Circuit, Down
 

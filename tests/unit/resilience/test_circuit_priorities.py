@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgbus.clock import VirtualClock
 from msgbus.resilience import CircuitBreakerConfig, ResilientMessageBus
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import conserves, let_others_run
 from tests.unit.resilience.flaky import OPEN, Flaky, Paid, quick
 

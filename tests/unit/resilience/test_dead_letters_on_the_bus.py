@@ -18,7 +18,6 @@ from msgbus import (
     Query,
     Refusal,
 )
-from msgbus.clock import VirtualClock
 from msgbus.resilience import (
     CircuitBreakerConfig,
     DeadLetterQueue,
@@ -29,6 +28,7 @@ from msgbus.resilience import (
     RetryConfig,
     SqliteDeadLetterStore,
 )
+from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.prometheus import BusCollector
 from tests.fakes import OrderPlaced, conserves, let_others_run
 

@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 from msgbus import Command, Event
-from msgbus.clock import VirtualClock
 from msgbus.journal import DeadLetter, MemoryJournal, SqliteJournal
 from msgbus.journal import operations as op
 from msgbus.resilience import (
@@ -22,6 +21,7 @@ from msgbus.resilience import (
     RetryConfig,
     SqliteDeadLetterStore,
 )
+from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.journal import make_record
 from tests.unit.resilience.letter_fakes import STORES, CardCharged, opened_queue
 

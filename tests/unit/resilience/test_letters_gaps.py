@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,
@@ -21,6 +20,7 @@ from msgbus.resilience import (
 from msgbus.resilience.claims import Claim
 from msgbus.resilience.letters import letter_about
 from msgbus.resilience.stores import LetterFilter, Notice, Record, Settlement, added, settled
+from msgbus.runtime.clock import VirtualClock
 from tests.unit.resilience.letter_fakes import ChargeCard, bury_orders
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -12,7 +12,6 @@ import anyio.to_thread
 import pytest
 
 from msgbus import ConfigurationError, DeadLetterStoreError, MessageBus
-from msgbus.clock import VirtualClock
 from msgbus.journal import Journal, Kind, MemoryJournal, Retention, SqliteJournal
 from msgbus.resilience import (
     DeadLetterQueue,
@@ -23,6 +22,7 @@ from msgbus.resilience import (
     ResilientMessageBus,
 )
 from msgbus.resilience.stores import ANY, Notice, discarded
+from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.journal import make_record
 from msgbus.testing.letters import Checked, add, letter, raises
 from tests.unit.resilience.letter_fakes import CardCharged, ChargeCard

@@ -11,7 +11,6 @@ import anyio.lowlevel
 import pytest
 
 from msgbus import BusStateError, DeadLetterError, StoredMessageError
-from msgbus.clock import VirtualClock
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,
@@ -21,6 +20,7 @@ from msgbus.resilience import (
 )
 from msgbus.resilience.claims import LEASE, Claim, new_owner
 from msgbus.resilience.stores import claimed
+from msgbus.runtime.clock import VirtualClock
 from tests.unit.resilience.letter_fakes import (
     STORES,
     CardCharged,

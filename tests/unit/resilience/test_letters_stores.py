@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.journal import Journal, MemoryJournal, SqliteJournal
 from msgbus.resilience import (
     DeadLetterStore,
@@ -15,6 +14,7 @@ from msgbus.resilience import (
     MemoryDeadLetterStore,
     SqliteDeadLetterStore,
 )
+from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.dead_letters import CHECKS, Check
 
 

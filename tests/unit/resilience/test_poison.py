@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from msgbus import Command, Event, Refusal
-from msgbus.clock import VirtualClock
 from msgbus.resilience import (
     MESSAGE_ERRORS,
     CircuitBreaker,
@@ -17,6 +16,7 @@ from msgbus.resilience import (
     CircuitOpenError,
     ResilientMessageBus,
 )
+from msgbus.runtime.clock import VirtualClock
 from tests.unit.resilience.flaky import CLOSED, HALF_OPEN, OPEN, Circuit, Down, Shop, quick
 
 RECOVERY = CircuitBreakerConfig().recovery_time

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from msgbus import BusStateError, CircuitOpenedEvent, ConfigurationError, Event
-from msgbus.clock import VirtualClock
 from msgbus.resilience import (
     CircuitBreaker,
     CircuitBreakerConfig,
@@ -18,6 +17,7 @@ from msgbus.resilience import (
     ResilientMessageBus,
     RetryConfig,
 )
+from msgbus.runtime.clock import VirtualClock
 from tests.unit.resilience.flaky import OPEN, Charge, Down, Flaky, Shop, fails_with, quick
 
 

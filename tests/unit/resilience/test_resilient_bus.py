@@ -17,8 +17,8 @@ from msgbus import (
     MessageBus,
     Refusal,
 )
-from msgbus.clock import VirtualClock
 from msgbus.resilience import CircuitBreakerConfig, CircuitOpenError, ResilientMessageBus
+from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.prometheus import BusCollector
 from tests.counts import SESSIONS
 from tests.evidence import Evidence

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from msgbus import BusConfig, BusSession, Context, EventHandlerFailedEvent
-from msgbus.clock import VirtualClock
 from msgbus.resilience import CircuitBreakerConfig, ResilientMessageBus
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import conserves, let_others_run
 from tests.unit.resilience.flaky import Down, Flaky, Paid, quick
 

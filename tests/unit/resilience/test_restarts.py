@@ -9,13 +9,13 @@ import anyio.lowlevel
 import pytest
 
 from msgbus import BusStateError, CircuitOpenError, Command, Event
-from msgbus.clock import VirtualClock
 from msgbus.resilience import (
     CircuitBreakerConfig,
     ResilientMessageBus,
     RetryConfig,
     SqliteDeadLetterStore,
 )
+from msgbus.runtime.clock import VirtualClock
 
 TWO_LOOPS = [("asyncio", "asyncio"), ("trio", "trio"), ("asyncio", "trio"), ("trio", "asyncio")]
 

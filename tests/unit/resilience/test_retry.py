@@ -15,9 +15,9 @@ from msgbus import (
     Refusal,
     WrongMessageTypeError,
 )
-from msgbus.clock import VirtualClock
 from msgbus.resilience import CircuitOpenError, RetryConfig
 from msgbus.resilience.retry import Retry, Verdict, trouble_now
+from msgbus.runtime.clock import VirtualClock
 from tests.unit.resilience.flaky import Charge, Down
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from msgbus import Event
-from msgbus.clock import VirtualClock
 from msgbus.routing import (
     DispatchResult,
     DispatchRoute,
@@ -14,6 +13,7 @@ from msgbus.routing import (
     MessageCategory,
     MessageDispatchEngine,
 )
+from msgbus.runtime.clock import VirtualClock
 
 EVENT = MessageCategory.EVENT
 COMMAND = MessageCategory.COMMAND

@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.errors import DuplicateRequestError, RequestCancelledError, RequestTimeoutError
 from msgbus.routing import CorrelationManager
+from msgbus.runtime.clock import VirtualClock
 from tests.counts import RACED_REQUESTS, REQUESTS
 from tests.evidence import Evidence
 from tests.fakes import let_others_run

@@ -10,7 +10,6 @@ import anyio
 import pytest
 
 from msgbus import Event, Refusal
-from msgbus.clock import VirtualClock
 from msgbus.errors import (
     ConfigurationError,
     DuplicateHandlerError,
@@ -23,6 +22,7 @@ from msgbus.resilience import CircuitBreakerConfig
 from msgbus.routing import Endpoint, EndpointRegistry, EventEnvelope
 from msgbus.routing.balancing import BALANCERS, make_balancer
 from msgbus.routing.delivery import EndpointPool, size_of
+from msgbus.runtime.clock import VirtualClock
 from tests.counts import REGISTRY_TURNS
 from tests.evidence import Evidence
 from tests.fakes import let_others_run

@@ -9,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.routing import (
     DispatchResult,
     DispatchRoute,
@@ -18,6 +17,7 @@ from msgbus.routing import (
     MessageCategory,
     MessageDispatchEngine,
 )
+from msgbus.runtime.clock import VirtualClock
 
 EVENT = MessageCategory.EVENT
 TOPIC = "shop.events.orders"

@@ -12,8 +12,8 @@ import structlog
 from structlog.testing import capture_logs
 
 from msgbus import ConfigurationError
-from msgbus.clock import VirtualClock
 from msgbus.routing import DispatchResult, DispatchStatus, EventEnvelope, MessageDispatchEngine
+from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.logging import Log
 from tests.unit.routing.engines import (
     COMMAND,

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import trio
 
-from msgbus.clock import VirtualClock
 from msgbus.routing import (
     DispatchRoute,
     DispatchStatus,
@@ -17,6 +16,7 @@ from msgbus.routing import (
     MessageCategory,
     MessageDispatchEngine,
 )
+from msgbus.runtime.clock import VirtualClock
 from tests.counts import DISPATCHES_A_THREAD
 from tests.evidence import Evidence
 

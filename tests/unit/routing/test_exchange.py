@@ -9,7 +9,6 @@ import anyio
 import pytest
 
 from msgbus import Event, MessageBus
-from msgbus.clock import VirtualClock
 from msgbus.errors import (
     EndpointFailedError,
     InvalidTopicError,
@@ -20,6 +19,7 @@ from msgbus.errors import (
     RoutingError,
 )
 from msgbus.routing import Endpoint, EventEnvelope, MessageKind, MessageRouter, publish_on
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import let_others_run
 
 

@@ -9,7 +9,6 @@ import anyio
 import pytest
 
 from msgbus import MessageBus
-from msgbus.clock import VirtualClock
 from msgbus.errors import ConfigurationError, NoHealthyEndpointError
 from msgbus.resilience import CircuitState
 from msgbus.routing import (
@@ -20,6 +19,7 @@ from msgbus.routing import (
     HealthMonitor,
     HealthState,
 )
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import let_others_run, logged
 from tests.unit.routing.workers import Crew, Worker
 

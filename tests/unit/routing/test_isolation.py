@@ -11,7 +11,6 @@ import anyio.lowlevel
 import pytest
 
 from msgbus import Command, MessageBus, Refusal
-from msgbus.clock import VirtualClock
 from msgbus.errors import (
     ConfigurationError,
     EndpointFailedError,
@@ -28,6 +27,7 @@ from msgbus.routing import (
     HealthState,
     MessageRouter,
 )
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import let_others_run, logged
 from tests.unit.routing.workers import Crew, Worker
 

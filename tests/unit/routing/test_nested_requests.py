@@ -9,8 +9,8 @@ import anyio.lowlevel
 import pytest
 
 from msgbus import Command, MessageBus
-from msgbus.clock import VirtualClock
 from msgbus.routing import Endpoint, EventEnvelope, MessageKind, MessageRouter
+from msgbus.runtime.clock import VirtualClock
 from tests.fakes import let_others_run
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from msgbus import BusConfig, ConfigurationError, Event, MessageBus
-from msgbus.clock import SystemClock, VirtualClock
 from msgbus.errors import NoRouteError
 from msgbus.routing import Endpoint, EventEnvelope, MessageKind, MessageRouter
+from msgbus.runtime.clock import SystemClock, VirtualClock
 from tests.fakes import logged
 
 

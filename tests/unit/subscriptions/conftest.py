@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.journal import Journal, MemoryJournal, SqliteJournal
+from msgbus.runtime.clock import VirtualClock
 
 MakeJournal = Callable[[VirtualClock], Journal]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.journal import Journal, MemoryJournal, Record
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Delivery, Mode
 from tests.stage import CommitsOf, Handler, stage
 

@@ -8,7 +8,6 @@ import anyio
 import pytest
 
 from msgbus import Refusal, Unhandleable
-from msgbus.clock import VirtualClock
 from msgbus.journal import Journal, MemoryJournal, Record, TicketState
 from msgbus.journal.operations import (
     AddDeadLetter,
@@ -17,6 +16,7 @@ from msgbus.journal.operations import (
     MoveCursor,
     Operation,
 )
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Mode, Poison, RetryTiers, Standing, StartAt
 from msgbus.testing.journal import make_record
 from tests.fakes import logged

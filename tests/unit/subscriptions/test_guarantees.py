@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import anyio
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.errors import JournalFullError
 from msgbus.journal import Journal, MemoryJournal
 from msgbus.journal.operations import MoveCursor, Operation
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Delivery, Mode, Progress, StartAt
 from tests.fakes import logged
 from tests.stage import Handler, stage

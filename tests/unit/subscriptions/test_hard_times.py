@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.journal import Journal, MemoryJournal, Record
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import DurableSubscription, Mode, RetryTiers, SubscriptionConfig
 from msgbus.testing.journal import make_record
 from tests.stage import Handler, Stage, stage

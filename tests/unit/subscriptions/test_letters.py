@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from msgbus import Event, JournalConflictError, Message
-from msgbus.clock import VirtualClock
 from msgbus.journal import DeadLetter, Journal
 from msgbus.journal import operations as op
 from msgbus.resilience import (
@@ -17,6 +16,7 @@ from msgbus.resilience import (
     JournalDeadLetterStore,
     LetterStatus,
 )
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Delivery, Mode, RetryTiers
 from msgbus.testing.journal import make_record
 from tests.stage import Handler, Stage, stage

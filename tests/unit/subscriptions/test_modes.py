@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from msgbus import ConfigurationError, CursorError
-from msgbus.clock import VirtualClock
 from msgbus.errors import BusStateError, SettleTimeoutError
 from msgbus.journal import AckLevel, Journal, Record
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import (
     Dispatcher,
     Mode,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.errors import CursorError, JournalFullError
 from msgbus.journal import Journal, MemoryJournal, Record
 from msgbus.journal.operations import DropCursor, MoveCursor, Operation
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Mode, RetryTiers, Standing, StartAt
 from msgbus.testing.processes import Process
 from tests.fakes import logged

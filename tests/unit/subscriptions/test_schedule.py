@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
-from msgbus.clock import VirtualClock
 from msgbus.journal import Journal, MemoryJournal, Scheduled
 from msgbus.journal import operations as op
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Mode, RetryTiers
 from msgbus.testing.journal import make_record
 from tests.stage import Handler, Stage, stage

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from msgbus.clock import VirtualClock
 from msgbus.journal import DeadLetter, Journal, MemoryJournal
 from msgbus.journal.operations import DropDeadLetter
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Mode, RetryTiers
 from tests.stage import Handler, Stage, stage
 

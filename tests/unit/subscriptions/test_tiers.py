@@ -8,9 +8,9 @@ import pytest
 import tenacity
 
 from msgbus import BusClosedError, CircuitOpenError, ConfigurationError, Refusal
-from msgbus.clock import VirtualClock
 from msgbus.resilience import RetryAttempt, RetryConfig
 from msgbus.resilience.retry import Retry
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import tiers_of
 
 CHANCES = (0.0, 0.25, 0.5, 1.0)

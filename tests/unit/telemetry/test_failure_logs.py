@@ -13,9 +13,9 @@ import pytest
 import structlog
 
 from msgbus import BusConfig, Command, Context, Event, MessageBus, QueueConfig
-from msgbus.clock import VirtualClock
 from msgbus.middleware import LoggingMiddleware
 from msgbus.resilience import ResilientMessageBus, RetryConfig
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import RetryTiers
 from msgbus.telemetry.logging import log
 from tests.fakes import logged

@@ -17,7 +17,7 @@ from msgbus import (
     MessageBus,
     QueueConfig,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.prometheus import expose
 from msgbus.telemetry.stats import BOUNDS
 from tests.fakes import OrderPlaced, OrderShipped, SlowHandler, let_others_run

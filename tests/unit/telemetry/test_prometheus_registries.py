@@ -17,7 +17,7 @@ from msgbus import (
     Event,
     MessageBus,
 )
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.prometheus import BusCollector, expose
 from msgbus.telemetry.stats import BOUNDS, CommandHandlerStats, EventHandlerStats
 from tests.fakes import OrderPlaced

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from msgbus import BusConfig, BusStats, Command, Context, Event, MessageBus
-from msgbus.clock import VirtualClock
+from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.stats import (
     BOUNDS,
     CommandHandlerStats,

@@ -11,8 +11,8 @@ from typing import TypeVar, final
 import anyio
 import anyio.to_thread
 
-from msgbus.runtime import Runtime, current_runtime, foreign_loop
-from msgbus.waiting_threads import handler_thread, waiting_thread
+from msgbus.runtime.event_loop import Runtime, current_runtime, foreign_loop
+from msgbus.runtime.waiting_threads import handler_thread, waiting_thread
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 import anyio
 
 if TYPE_CHECKING:
-    from msgbus.runtime import Runtime
+    from msgbus.runtime.event_loop import Runtime
 
 
 @final

@@ -19,7 +19,7 @@ import anyio.lowlevel
 from typing_extensions import TypeVarTuple
 
 from msgbus.errors import BusStateError, ForeignLoopError
-from msgbus.waiting_threads import wait_for
+from msgbus.runtime.waiting_threads import wait_for
 
 if TYPE_CHECKING:
     import asyncio

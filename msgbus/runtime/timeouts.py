@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgbus.clock import SystemClock
 from msgbus.errors import HandlerTimeoutError
 from msgbus.messages import message_type_of
-from msgbus.runtime import LATE, Late, finish_within, is_on_trio
+from msgbus.runtime.clock import SystemClock
+from msgbus.runtime.event_loop import LATE, Late, finish_within, is_on_trio
 
 if TYPE_CHECKING:
-    from msgbus.clock import Clock
     from msgbus.injection import Call
+    from msgbus.runtime.clock import Clock
 
 T = TypeVar("T")
 
