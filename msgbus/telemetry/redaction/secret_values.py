@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from msgbus.telemetry.marker import MARKER
-from msgbus.telemetry.personal_numbers import Match
+from msgbus.telemetry.redaction.card_numbers import Match
 
 _MASKED = re.compile(r"\*+|x{5,}|X{5,}|\[redacted\]")
 LITERALS = frozenset({"none", "null", "nil", "true", "false", "undefined"})

@@ -30,7 +30,7 @@ from msgbus.telemetry.marker import MARKER
 if TYPE_CHECKING:
     import re
 
-    from msgbus.telemetry.redaction_rules import Rule
+    from msgbus.telemetry.redaction.rules import Rule
 
 __all__ = ["MARKER", "MAX_LENGTH", "redact", "redact_exception", "warm_up"]
 
@@ -118,7 +118,7 @@ def _redact_once(text: str) -> str:
 @functools.cache
 def _rules() -> "tuple[tuple[Rule, ...], tuple[str, ...], list[tuple[str, re.Pattern[str]]]]":
     # Compiling the patterns takes longer than importing all the rest of the library.
-    from msgbus.telemetry.redaction_rules import NEEDLES, RULES, SHAPES
+    from msgbus.telemetry.redaction.rules import NEEDLES, RULES, SHAPES
 
     return RULES, NEEDLES, list(SHAPES.items())
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from msgbus.telemetry.marker import MARKER
-from msgbus.telemetry.personal_numbers import (
+from msgbus.telemetry.redaction.card_numbers import (
     DIGITS,
     IBANS,
     SSNS,
@@ -19,7 +19,7 @@ from msgbus.telemetry.personal_numbers import (
     swap_cards,
     swap_iban,
 )
-from msgbus.telemetry.secret_values import (
+from msgbus.telemetry.redaction.secret_values import (
     LITERALS,
     decoded,
     is_expression,
@@ -32,7 +32,7 @@ from msgbus.telemetry.secret_values import (
     splice,
     swap,
 )
-from msgbus.telemetry.vendor_tokens import (
+from msgbus.telemetry.redaction.vendor_tokens import (
     LONG_WORD,
     START,
     START_AFTER_ESCAPE,
