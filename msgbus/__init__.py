@@ -89,7 +89,31 @@ from msgbus.expectations import Expectation
 from msgbus.filters import Filter, RateLimitFilter, SessionFilter, TypeFilter
 from msgbus.handler_info import HandlerInfo
 from msgbus.injection import Resolver, per_message, per_session
-from msgbus.lifecycle import (
+from msgbus.messages.message import (
+    Command,
+    CreateCommand,
+    DeleteCommand,
+    DomainEvent,
+    Event,
+    IntegrationEvent,
+    Message,
+    Query,
+    SystemEvent,
+    UpdateCommand,
+    topic_of,
+)
+from msgbus.messages.receipts import (
+    DrainReport,
+    HandlerOutcome,
+    OutcomeStatus,
+    PublishReceipt,
+    PublishStatus,
+    PublishSummary,
+    SessionReport,
+    Undelivered,
+)
+from msgbus.messages.results import CommandResult
+from msgbus.messages.system_events import (
     CircuitClosedEvent,
     CircuitHalfOpenedEvent,
     CircuitOpenedEvent,
@@ -104,35 +128,11 @@ from msgbus.lifecycle import (
     SessionEndEvent,
     SessionStartEvent,
 )
-from msgbus.messages import (
-    Command,
-    CreateCommand,
-    DeleteCommand,
-    DomainEvent,
-    Event,
-    IntegrationEvent,
-    Message,
-    Query,
-    SystemEvent,
-    UpdateCommand,
-    topic_of,
-)
 from msgbus.middleware.chain import CallNext, Middleware
 from msgbus.portal import BusPortal
 from msgbus.protocols import IMessageBus
-from msgbus.receipts import (
-    DrainReport,
-    HandlerOutcome,
-    OutcomeStatus,
-    PublishReceipt,
-    PublishStatus,
-    PublishSummary,
-    SessionReport,
-    Undelivered,
-)
 from msgbus.registrations import Registration
 from msgbus.registry import HandlerRegistry, IRegistry
-from msgbus.results import CommandResult
 from msgbus.session import BusSession
 from msgbus.streams import EventStream
 from msgbus.subscription import Subscription

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgbus.messages.receipts import PublishReceipt, PublishStatus
 from msgbus.queue import Waiter, admit, check_overflow, must_wait, refusing
-from msgbus.receipts import PublishReceipt, PublishStatus
 
 if TYPE_CHECKING:
-    from msgbus.messages import Event
+    from msgbus.messages.message import Event
     from msgbus.outcomes import Outcomes
     from msgbus.plans import EventPlan
     from msgbus.queue import Gate

@@ -22,11 +22,11 @@ from msgbus.handler_info import HandlerInfo, all_handlers
 from msgbus.injection import Call, Providers, Resolver
 from msgbus.journaled import JournalSide
 from msgbus.loop_watch import LoopWatch, watch_loop
-from msgbus.messages import Command, Event, Message
+from msgbus.messages.message import Command, Event, Message
+from msgbus.messages.receipts import DrainReport
 from msgbus.middleware.chain import Middleware, Per, make_entry
 from msgbus.portal import BusPortal
 from msgbus.protocols import require_members
-from msgbus.receipts import DrainReport
 from msgbus.registrar import Registrar
 from msgbus.registrations import Registration
 from msgbus.registry import HandlerRegistry, IRegistry

@@ -10,12 +10,12 @@ from typing_extensions import override
 
 from msgbus.context import current_frame, fix_in_frame
 from msgbus.depth import called_too_deep
-from msgbus.lifecycle import CommandResultEvent, CommandStartedEvent
-from msgbus.messages import Command, R, require_command, set_meta
-from msgbus.metadata import ROOT, Root
+from msgbus.messages.message import Command, R, require_command, set_meta
+from msgbus.messages.metadata import ROOT, Root
+from msgbus.messages.results import CommandResult, FailedResult, NestedResult, QueuedResult
+from msgbus.messages.system_events import CommandResultEvent, CommandStartedEvent
 from msgbus.middleware.chain import not_awaited
 from msgbus.plans import CommandPlan
-from msgbus.results import CommandResult, FailedResult, NestedResult, QueuedResult
 from msgbus.runtime.arguments import check_seconds
 from msgbus.runtime.timeouts import within
 from msgbus.sending import SendingMethods

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, cast, final
 
 from typing_extensions import TypeVar, override
 
-from msgbus.messages import (
+from msgbus.messages.message import (
     Event,
     Message,
     SystemEvent,
@@ -25,7 +25,7 @@ from msgbus.messages import (
     require_event,
     topic_of,
 )
-from msgbus.metadata import Metadata, Root
+from msgbus.messages.metadata import Metadata, Root
 from msgbus.sending import E, SendingMethods
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from msgbus.errors import (
 )
 from msgbus.injection import Call, bind
 from msgbus.lanes import Lane
-from msgbus.lifecycle import EventHandlerFailedEvent, LifecyclePort
-from msgbus.messages import Message, SystemEvent, metadata_of
+from msgbus.messages.message import Message, SystemEvent, metadata_of
+from msgbus.messages.system_events import EventHandlerFailedEvent, LifecyclePort
 from msgbus.middleware.chain import MiddlewareEntry, Per, batch_faults, build_chain
 from msgbus.observers import BusObserver, Observers
 from msgbus.plans import CommandPlan, EventPlan, TopicPlans

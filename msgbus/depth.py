@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, final
 
 from msgbus.errors import MessageDepthError
-from msgbus.messages import Message, metadata_of
+from msgbus.messages.message import Message, metadata_of
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from msgbus.context import Frame, current_frame, fix_in_frame
 from msgbus.core import Phase
 from msgbus.errors import BusClosedError, QueueFullError, WrongMessageTypeError
 from msgbus.filters import FilterLike, filter_name, passes
-from msgbus.lifecycle import EventRefusedEvent
-from msgbus.messages import (
+from msgbus.messages.message import (
     Event,
     Message,
     SystemEvent,
@@ -25,10 +24,17 @@ from msgbus.messages import (
     require_event,
     set_meta,
 )
-from msgbus.metadata import ROOT
+from msgbus.messages.metadata import ROOT
+from msgbus.messages.receipts import (
+    ENLISTED,
+    PublishReceipt,
+    PublishStatus,
+    PublishSummary,
+    Undelivered,
+)
+from msgbus.messages.system_events import EventRefusedEvent
 from msgbus.outcomes import Outcomes, waiting_on_lane
 from msgbus.plans import EventPlan
-from msgbus.receipts import ENLISTED, PublishReceipt, PublishStatus, PublishSummary, Undelivered
 from msgbus.schedule import Schedule, check_delay
 from msgbus.sending import SendingMethods
 from msgbus.telemetry.logging import ids_of, log

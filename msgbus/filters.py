@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from msgbus.messages import Event, peek
+from msgbus.messages.message import Event, peek
 from msgbus.runtime.clock import SystemClock
 
 if TYPE_CHECKING:

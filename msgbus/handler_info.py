@@ -9,7 +9,7 @@ from msgbus.signatures import location_of
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
-    from msgbus.messages import Message
+    from msgbus.messages.message import Message
     from msgbus.registrations import Registration
     from msgbus.session import BusSession
     from msgbus.subscriptions.mode import Mode

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from typing_extensions import override
 
 from msgbus.errors import ConfigurationError
-from msgbus.messages import R
+from msgbus.messages.message import R
 from msgbus.protocols import require_members
 from msgbus.sending import SendingMethods
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from msgbus.durability.tickets import Ticket
     from msgbus.durability.transactions import Transaction
     from msgbus.journal.port import Journal
-    from msgbus.messages import Command
+    from msgbus.messages.message import Command
     from msgbus.registrations import Registration
     from msgbus.subscription import Subscription
     from msgbus.subscriptions.config import RetryTiers

@@ -6,8 +6,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from msgbus.messages.receipts import Undelivered
 from msgbus.queue import BoundedEventQueue, Gated
-from msgbus.receipts import Undelivered
 from msgbus.telemetry.logging import log
 from msgbus.workers import ListWorker, Worker
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from msgbus.bus import MessageBus
     from msgbus.context import Frame
     from msgbus.injection import Call
-    from msgbus.messages import Event
+    from msgbus.messages.message import Event
     from msgbus.registrations import Registration
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 if TYPE_CHECKING:
     from msgbus.injection import Call
-    from msgbus.messages import Command, Event, Message
-    from msgbus.receipts import PublishReceipt
+    from msgbus.messages.message import Command, Event, Message
+    from msgbus.messages.receipts import PublishReceipt
     from msgbus.registrations import Registration
 
 CallEnded: TypeAlias = Callable[[BaseException | None], Awaitable[None] | None]

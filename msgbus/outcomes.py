@@ -11,7 +11,7 @@ import anyio
 
 from msgbus.errors import InsideHandlerError
 from msgbus.lanes import Lane
-from msgbus.receipts import HandlerOutcome, OutcomeStatus
+from msgbus.messages.receipts import HandlerOutcome, OutcomeStatus
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, final
 
+from msgbus.messages.receipts import PublishReceipt, PublishStatus
 from msgbus.queue import Gate, Gated, gate_by_priority
-from msgbus.receipts import PublishReceipt, PublishStatus
 
 if TYPE_CHECKING:
     from msgbus.bus import MessageBus
     from msgbus.injection import Call
     from msgbus.lanes import Lane
-    from msgbus.messages import Event
+    from msgbus.messages.message import Event
     from msgbus.outcomes import Outcomes
     from msgbus.registrations import Registration
     from msgbus.telemetry.stats import CommandCounts, EventCounts

@@ -13,9 +13,9 @@ from msgbus.sending import SendingMethods
 if TYPE_CHECKING:
     from msgbus.filters import FilterLike
     from msgbus.handler_info import HandlerInfo
-    from msgbus.messages import Message
+    from msgbus.messages.message import Message
+    from msgbus.messages.receipts import DrainReport
     from msgbus.middleware.chain import Middleware, Per
-    from msgbus.receipts import DrainReport
     from msgbus.registry import HandlerRegistry
     from msgbus.session import BusSession
     from msgbus.telemetry.stats import BusStats

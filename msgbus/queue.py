@@ -19,8 +19,8 @@ import anyio
 
 from msgbus.config import BackpressureStrategy, QueueConfig, QueueLevel
 from msgbus.errors import QueueFullError
-from msgbus.messages import Event
-from msgbus.receipts import Undelivered
+from msgbus.messages.message import Event
+from msgbus.messages.receipts import Undelivered
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import LaneCounts

@@ -14,7 +14,7 @@ from msgbus.errors import SettleTimeoutError
 
 if TYPE_CHECKING:
     from msgbus.lanes import Lane
-    from msgbus.receipts import Undelivered
+    from msgbus.messages.receipts import Undelivered
     from msgbus.registrations import Registration
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime

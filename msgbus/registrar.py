@@ -24,7 +24,7 @@ from typing_extensions import ParamSpec, Unpack
 
 from msgbus.errors import ConfigurationError
 from msgbus.injection import per_message
-from msgbus.messages import Command, CommandTypes, Event
+from msgbus.messages.message import Command, CommandTypes, Event
 from msgbus.registrations import (
     Registration,
     make_registration,

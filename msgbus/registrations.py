@@ -13,8 +13,8 @@ from msgbus.errors import ConfigurationError, Fault, HandlerSignatureError
 from msgbus.filters import FilterLike, TypeFilter
 from msgbus.handler_classes import HandlerClass
 from msgbus.injection import per_message
-from msgbus.messages import Command, Event, Message, SystemEvent
-from msgbus.routing.topics import TopicPattern
+from msgbus.messages.message import Command, Event, Message, SystemEvent
+from msgbus.messages.topics.pattern import TopicPattern
 from msgbus.signatures import Signature, handler_name, narrowed, read_handler
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, final
 
 from msgbus.errors import DuplicateHandlerError
-from msgbus.messages import Message, SystemEvent, class_topic
+from msgbus.messages.message import Message, SystemEvent, class_topic
+from msgbus.messages.topics.pattern import TopicPattern
 from msgbus.registrar import Registrar
 from msgbus.registrations import Registration
-from msgbus.routing.topics import TopicPattern
 from msgbus.signatures import handler_name, is_lambda, place_of, source_of
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class _Topics:
 
     def __init__(self) -> None:
         # Not at the top: a bus without topics does without the router.
-        from msgbus.routing.router import PatternRouter
+        from msgbus.messages.topics.router import PatternRouter
 
         self._router = PatternRouter()
         self._registrations: dict[Route, Registration] = {}

@@ -9,7 +9,7 @@ from itertools import count
 from math import isfinite
 from typing import TYPE_CHECKING, final
 
-from msgbus.messages import Event, metadata_of
+from msgbus.messages.message import Event, metadata_of
 from msgbus.runtime.arguments import check_seconds
 
 if TYPE_CHECKING:

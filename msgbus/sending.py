@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import TypeVar
 
-from msgbus.messages import Command, Event, R
+from msgbus.messages.message import Command, Event, R
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from msgbus.durability.tickets import Ticket
     from msgbus.expectations import Expectation, Where
-    from msgbus.receipts import PublishReceipt, PublishSummary
-    from msgbus.results import CommandResult
+    from msgbus.messages.receipts import PublishReceipt, PublishSummary
+    from msgbus.messages.results import CommandResult
     from msgbus.streams import EventStream
 
 E = TypeVar("E", bound=Event, default=Event)

@@ -15,10 +15,10 @@ from msgbus.errors import DuplicateSessionError, SessionClosedError
 from msgbus.expectations import Expectation, Where
 from msgbus.handler_info import HandlerInfo, session_handlers
 from msgbus.injection import Provider, Providers
-from msgbus.lifecycle import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
-from msgbus.messages import Event, Message, require_command, require_event
+from msgbus.messages.message import Event, Message, require_command, require_event
+from msgbus.messages.receipts import SessionReport
+from msgbus.messages.system_events import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
 from msgbus.plans import TopicPlans
-from msgbus.receipts import SessionReport
 from msgbus.registrar import Registrar
 from msgbus.runtime.resources import Keeper
 from msgbus.sending import E, SendingMethods
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from msgbus.bus import MessageBus
     from msgbus.core import BusCore
     from msgbus.lanes import Lane
+    from msgbus.messages.receipts import PublishSummary, Undelivered
     from msgbus.plans import CommandPlan, EventPlan
-    from msgbus.receipts import PublishSummary, Undelivered
     from msgbus.registrations import Registration
     from msgbus.registry import HandlerRegistry
 

@@ -8,14 +8,14 @@ import anyio
 
 from msgbus.core import Phase
 from msgbus.errors import JournalError, SettleTimeoutError
-from msgbus.receipts import DrainReport, Undelivered
+from msgbus.messages.receipts import DrainReport, Undelivered
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
     from msgbus.durability.hub import Durability
-    from msgbus.messages import Event
+    from msgbus.messages.message import Event
 
 # For cancelled handlers to clean up. In real seconds, whatever the bus's clock: it is
 # about other people's sockets and files.

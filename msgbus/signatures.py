@@ -14,7 +14,7 @@ from typing_extensions import is_protocol
 
 from msgbus.context import Context
 from msgbus.errors import HandlerSignatureError
-from msgbus.messages import Event, Message
+from msgbus.messages.message import Event, Message
 
 _VARIADIC: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 _POSITIONAL: Final = frozenset(

@@ -9,7 +9,7 @@ from msgbus.errors import BusStateError
 if TYPE_CHECKING:
     from msgbus.core import BusCore
     from msgbus.lanes import Lane
-    from msgbus.messages import Message
+    from msgbus.messages.message import Message
     from msgbus.registrations import Registration
     from msgbus.subscriptions.mode import StartAt
     from msgbus.subscriptions.progress import Progress

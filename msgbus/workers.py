@@ -27,7 +27,7 @@ from msgbus.telemetry.stats import Durations
 
 if TYPE_CHECKING:
     from msgbus.lanes import Lane
-    from msgbus.messages import Event
+    from msgbus.messages.message import Event
     from msgbus.runtime.event_loop import Runtime, Task
 
 FOLD_AT = Durations.FOLD_AT

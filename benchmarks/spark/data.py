@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from msgbus import Event
 from msgbus.journal import DeliveryRecord, MessageCodec, Outcome, Record, SqliteJournal
 from msgbus.journal.operations import AddDelivery, Append, Operation
-from msgbus.messages import set_meta
-from msgbus.metadata import Metadata
+from msgbus.messages.message import set_meta
+from msgbus.messages.metadata import Metadata
 from msgbus.pipeline import Projection
 from msgbus.pipeline.source.ids import v7
 

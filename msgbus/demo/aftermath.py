@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, final
 
 from msgbus.demo.messages import OrderPlaced
-from msgbus.lifecycle import (
+from msgbus.messages.system_events import (
     CircuitClosedEvent,
     CircuitHalfOpenedEvent,
     CircuitOpenedEvent,

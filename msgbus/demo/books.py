@@ -9,13 +9,13 @@ from typing import Final, final
 from msgbus.demo.ledger import CIRCUIT
 from msgbus.demo.messages import CallbackRequested, Card, OrderPlaced, ReviewRequested, ShopEvent
 from msgbus.demo.rush import JOBS, Outcome
-from msgbus.lifecycle import (
+from msgbus.messages.message import Event
+from msgbus.messages.system_events import (
     DeadLetteredEvent,
     EventHandlerFailedEvent,
     RetryScheduledEvent,
     SessionEndEvent,
 )
-from msgbus.messages import Event
 from msgbus.telemetry.stats import EventHandlerStats
 
 BY_THE_BUS: Final = "as the bus counted it"

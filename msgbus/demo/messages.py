@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from msgbus.errors import Refusal
-from msgbus.messages import Command, DomainEvent
+from msgbus.messages.message import Command, DomainEvent
 
 
 class Card(Enum):

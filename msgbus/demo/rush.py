@@ -22,8 +22,8 @@ from msgbus.demo.messages import (
 )
 from msgbus.demo.plan import Plan
 from msgbus.demo.shop import Shop, open_shop
-from msgbus.receipts import DrainReport, PublishSummary
-from msgbus.results import CommandResult
+from msgbus.messages.receipts import DrainReport, PublishSummary
+from msgbus.messages.results import CommandResult
 from msgbus.session import BusSession
 from msgbus.telemetry.stats import BusStats
 

@@ -25,10 +25,10 @@ from msgbus.demo.messages import (
     ReviewRequested,
     ShopEvent,
 )
-from msgbus.lifecycle import EventHandlerFailedEvent, SessionEndEvent
-from msgbus.messages import Event
+from msgbus.messages.message import Event
+from msgbus.messages.receipts import PublishSummary
+from msgbus.messages.system_events import EventHandlerFailedEvent, SessionEndEvent
 from msgbus.middleware.chain import CallNext
-from msgbus.receipts import PublishSummary
 from msgbus.resilience.bus import ResilientMessageBus
 from msgbus.resilience.memory_store import MemoryDeadLetterStore
 from msgbus.subscription import Subscription

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, final
 
 from msgbus.durability.wire_names import WireNames
 from msgbus.errors import ConfigurationError, HandlerSignatureError
-from msgbus.messages import Event
+from msgbus.messages.message import Event
+from msgbus.messages.topics.pattern import TopicPattern
 from msgbus.registrations import make_registration
-from msgbus.routing.topics import TopicPattern
 from msgbus.signatures import taken
 from msgbus.subscription import Subscription
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
     from msgbus.injection import Call
     from msgbus.journal.records import Record
-    from msgbus.messages import Message
+    from msgbus.messages.message import Message
     from msgbus.registrations import Registration
 
 

@@ -15,13 +15,13 @@ import anyio
 from msgbus.context import current_frame
 from msgbus.durability.transactions import current_transaction
 from msgbus.errors import BusClosedError
-from msgbus.messages import SystemEvent, require_event
-from msgbus.receipts import PublishReceipt
+from msgbus.messages.message import SystemEvent, require_event
+from msgbus.messages.receipts import PublishReceipt
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
     from msgbus.durability.publishing import Placed
-    from msgbus.messages import Event
+    from msgbus.messages.message import Event
     from msgbus.plans import EventPlan
 
 LARGEST: Final = 1000

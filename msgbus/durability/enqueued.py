@@ -27,8 +27,8 @@ from msgbus.errors import (
     WrongMessageTypeError,
 )
 from msgbus.journal.records import Scheduled, TicketRow, TicketState
-from msgbus.messages import Command, Query, R, metadata_of, require_command
-from msgbus.results import FailedResult
+from msgbus.messages.message import Command, Query, R, metadata_of, require_command
+from msgbus.messages.results import FailedResult
 from msgbus.schedule import check_delay
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception

@@ -24,7 +24,7 @@ from msgbus.journal.letters import LetterJournal
 from msgbus.journal.opening import open_journal
 from msgbus.journal.port import Journal
 from msgbus.journal.records import AckLevel
-from msgbus.messages import metadata_of
+from msgbus.messages.message import metadata_of
 from msgbus.protocols import missing_members
 from msgbus.resilience.stores import LetterFilter
 from msgbus.subscriptions.mode import StartAt, first_offset
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from msgbus.core import BusCore
     from msgbus.durability.replaying import ReplayReport
     from msgbus.journal.records import Record
-    from msgbus.messages import Event, Message
-    from msgbus.receipts import PublishReceipt
+    from msgbus.messages.message import Event, Message
+    from msgbus.messages.receipts import PublishReceipt
     from msgbus.registrations import Registration
     from msgbus.subscription import Subscription
     from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats

@@ -12,7 +12,7 @@ from msgbus.context import current_frame, fix_in_frame
 from msgbus.errors import StoredMessageError
 from msgbus.journal.codec import MessageCodec, RawMessage
 from msgbus.journal.records import Kind, Record
-from msgbus.messages import Event, metadata_of, require_event
+from msgbus.messages.message import Event, metadata_of, require_event
 
 
 @final

@@ -16,15 +16,15 @@ from msgbus.durability.batching import Batch
 from msgbus.durability.transactions import current_transaction
 from msgbus.errors import BusStateError
 from msgbus.journal.operations import Append, Operation
-from msgbus.messages import metadata_of
+from msgbus.messages.message import metadata_of
+from msgbus.messages.receipts import PublishReceipt, PublishStatus, PublishSummary
 from msgbus.queue import Gate
-from msgbus.receipts import PublishReceipt, PublishStatus, PublishSummary
 
 if TYPE_CHECKING:
     from msgbus.context import Frame
     from msgbus.durability.hub import Durability
     from msgbus.journal.records import Ack, Record
-    from msgbus.messages import Event
+    from msgbus.messages.message import Event
     from msgbus.outcomes import Outcomes
     from msgbus.plans import EventPlan
 

@@ -17,7 +17,7 @@ from msgbus.context import current_frame
 from msgbus.errors import HandlerTimeoutError, JournalError, Refusal, StoredMessageError
 from msgbus.journal.operations import AddDelivery, Append, Operation
 from msgbus.journal.records import DeliveryRecord, Outcome, Record
-from msgbus.messages import Message, Query, SystemEvent, metadata_of
+from msgbus.messages.message import Message, Query, SystemEvent, metadata_of
 from msgbus.observers import BusObserver, CallBegan, CallEnded
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception

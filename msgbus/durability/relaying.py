@@ -14,8 +14,8 @@ from msgbus.durability.batching import Batch
 from msgbus.durability.transactions import current_transaction
 from msgbus.durability.wire_names import WireNames
 from msgbus.errors import BusClosedError, BusStateError, StoredMessageError
-from msgbus.messages import Event, metadata_of
-from msgbus.receipts import PublishReceipt, PublishStatus
+from msgbus.messages.message import Event, metadata_of
+from msgbus.messages.receipts import PublishReceipt, PublishStatus
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 

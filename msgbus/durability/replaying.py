@@ -19,7 +19,7 @@ from msgbus.errors import CorruptRecordError, Refusal, StoredMessageError
 from msgbus.filters import passes
 from msgbus.journal.codec import RawMessage
 from msgbus.journal.records import Kind
-from msgbus.messages import Event
+from msgbus.messages.message import Event
 from msgbus.subscriptions.rate import RateLimit
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import LaneCounts

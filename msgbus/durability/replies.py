@@ -9,11 +9,11 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import PydanticSerializationError, ValidationError, from_json
 
 from msgbus.errors import ConfigurationError, StoredMessageError
-from msgbus.messages import Command
+from msgbus.messages.message import Command
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.messages import Message
+    from msgbus.messages.message import Message
 
 # As for messages: JSON has neither infinity nor bytes.
 _CONFIG: Final = ConfigDict(

@@ -11,8 +11,8 @@ from msgbus.durability.wire_names import type_named
 from msgbus.errors import BusClosedError, JournalConflictError, JournalError, StoredMessageError
 from msgbus.journal.operations import Append, Operation, Schedule, Unschedule
 from msgbus.journal.records import Scheduled
-from msgbus.messages import Event
-from msgbus.receipts import PublishReceipt, PublishStatus
+from msgbus.messages.message import Event
+from msgbus.messages.receipts import PublishReceipt, PublishStatus
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from msgbus.errors import (
 )
 from msgbus.journal.codec import RawMessage
 from msgbus.journal.records import Kind, Record
-from msgbus.messages import Event, SystemEvent, metadata_of
+from msgbus.messages.message import Event, SystemEvent, metadata_of
 from msgbus.queue import Gated
 from msgbus.subscriptions.config import SubscriptionConfig
 from msgbus.subscriptions.mode import Poison

@@ -19,14 +19,14 @@ from msgbus.errors import (
     TicketTimeoutError,
 )
 from msgbus.journal.records import TicketRow, TicketState
-from msgbus.messages import Command, R
+from msgbus.messages.message import Command, R
 from msgbus.runtime.event_loop import current_runtime
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
-    from msgbus.messages import Message
+    from msgbus.messages.message import Message
 
 
 @final

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 from msgbus.context import Frame, current_frame
 from msgbus.errors import BusStateError, TransactionRefusedError
 from msgbus.journal.operations import Fence, Mark, Operation, Sql
-from msgbus.messages import metadata_of
-from msgbus.receipts import ENLISTED, PublishReceipt
+from msgbus.messages.message import metadata_of
+from msgbus.messages.receipts import ENLISTED, PublishReceipt
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
     from msgbus.durability.publishing import Placed
     from msgbus.durability.subscribers import DurableHandler
-    from msgbus.messages import Event
+    from msgbus.messages.message import Event
 
 
 @final

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, final
 
-from msgbus.messages import Message, classes_defined
+from msgbus.messages.message import Message, classes_defined
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import MessageCodec

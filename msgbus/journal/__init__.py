@@ -30,7 +30,7 @@ from msgbus.journal.records import (
     VerifyReport,
 )
 from msgbus.journal.sqlite import SqliteJournal
-from msgbus.upcasting import upcasts
+from msgbus.messages.upcasting import upcasts
 
 __all__ = [
     "Ack",

@@ -11,10 +11,10 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from msgbus.errors import ConfigurationError, StoredMessageError
 from msgbus.journal.records import Kind, Record
-from msgbus.messages import Command, Message, metadata_of, set_meta
-from msgbus.metadata import NO_HEADERS, Metadata
+from msgbus.messages.message import Command, Message, metadata_of, set_meta
+from msgbus.messages.metadata import NO_HEADERS, Metadata
+from msgbus.messages.upcasting import missing_upcasters, upcast
 from msgbus.telemetry.redaction import redact_exception
-from msgbus.upcasting import missing_upcasters, upcast
 
 
 class PayloadCodec(Protocol):

@@ -13,7 +13,7 @@ from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, final
 
-from msgbus.metadata import NO_HEADERS
+from msgbus.messages.metadata import NO_HEADERS
 
 
 class AckLevel(IntEnum):

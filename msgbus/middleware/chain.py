@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
 from msgbus.errors import ConfigurationError, Fault, MiddlewareError
-from msgbus.messages import Message, message_type_of
+from msgbus.messages.message import Message, message_type_of
 from msgbus.signatures import handler_name, is_async_callable
 
 CallNext: TypeAlias = Callable[[Any], Awaitable[Any]]

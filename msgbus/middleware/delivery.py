@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias, cast
 
 from msgbus.context import current_frame
 from msgbus.errors import ConfigurationError
-from msgbus.messages import Message
+from msgbus.messages.message import Message
 from msgbus.runtime.clock import Clock, SystemClock
 
 KeyOf: TypeAlias = Callable[[Any], Hashable | None]

@@ -11,7 +11,7 @@ import anyio
 
 from msgbus.context import Frame, current_frame
 from msgbus.errors import MiddlewareError
-from msgbus.messages import Event, message_type_of
+from msgbus.messages.message import Event, message_type_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import (
     KeyOf,

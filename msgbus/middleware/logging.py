@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, final
 from pydantic import ValidationError
 
 from msgbus.errors import ConfigurationError, Refusal
-from msgbus.messages import first_message
+from msgbus.messages.message import first_message
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import (
     clock_at_hand,

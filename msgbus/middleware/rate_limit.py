@@ -10,7 +10,7 @@ import anyio
 
 from msgbus.context import current_frame
 from msgbus.errors import ConfigurationError, HandlerTimeoutError
-from msgbus.messages import message_type_of
+from msgbus.messages.message import message_type_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import (
     KeyOf,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from msgbus.errors import ConfigurationError
-from msgbus.messages import message_type_of
+from msgbus.messages.message import message_type_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import clock_at_hand, current_handler, require_above_zero
 from msgbus.runtime.clock import Clock

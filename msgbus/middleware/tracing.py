@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from msgbus.context import Frame, current_context, current_frame
 from msgbus.errors import MissingExtraError, Refusal
-from msgbus.messages import Message, message_type_of, metadata_of
+from msgbus.messages.message import Message, message_type_of, metadata_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import current_handler, messages_in
 from msgbus.observers import CallEnded, observed

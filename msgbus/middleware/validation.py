@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails
 
 from msgbus.errors import ConfigurationError
-from msgbus.messages import Message
+from msgbus.messages.message import Message
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import messages_in
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from msgbus.errors import MissingExtraError
-from msgbus.messages import Message
+from msgbus.messages.message import Message
 from msgbus.pipeline.handlers import BatchHandler, MicroBatch, on_batch
 from msgbus.pipeline.projections import Projection, fold
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from msgbus.errors import ConfigurationError
-from msgbus.messages import Message
+from msgbus.messages.message import Message
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from msgbus.errors import PipelineOptionError
-from msgbus.messages import Message
+from msgbus.messages.message import Message
 from msgbus.pipeline.asked import Asked, Bound
 from msgbus.pipeline.columns import DELIVERIES, MESSAGES, Table, table_of
 from msgbus.pipeline.events import (

@@ -37,8 +37,8 @@ from msgbus.errors import ProjectionError, StoredMessageError
 from msgbus.journal.codec import MessageCodec
 from msgbus.journal.port import Journal
 from msgbus.journal.records import Record
-from msgbus.messages import Message
-from msgbus.upcasting import Upcaster, restore_upcasters, upcasters_of
+from msgbus.messages.message import Message
+from msgbus.messages.upcasting import Upcaster, restore_upcasters, upcasters_of
 
 S = TypeVar("S")
 E_contra = TypeVar("E_contra", bound=Message, contravariant=True)

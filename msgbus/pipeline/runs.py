@@ -18,7 +18,7 @@ from pyspark.sql import functions as sql
 from msgbus.errors import ConfigurationError, PipelineError
 from msgbus.journal.operations import CreateCursor, MoveCursor
 from msgbus.journal.sqlite import SqliteJournal
-from msgbus.messages import Command, Message
+from msgbus.messages.message import Command, Message
 from msgbus.pipeline.events import SOURCE, Decoder, classes_of, event_schema
 from msgbus.pipeline.handlers import BatchHandler, MicroBatch
 from msgbus.pipeline.source import NAME

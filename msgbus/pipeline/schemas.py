@@ -52,7 +52,7 @@ from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructFi
 from typing_extensions import ReadOnly, TypeAliasType, is_typeddict
 from typing_inspection.introspection import is_union_origin
 
-from msgbus.messages import Message
+from msgbus.messages.message import Message
 from msgbus.pipeline import shapes
 from msgbus.pipeline.shapes import Shape
 

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from msgbus.journal.codec import stored_metadata
 from msgbus.journal.records import Kind, Record
-from msgbus.messages import Message, set_meta
-from msgbus.metadata import NO_HEADERS, Metadata, StoredMetadata
+from msgbus.messages.message import Message, set_meta
+from msgbus.messages.metadata import NO_HEADERS, Metadata, StoredMetadata
 from msgbus.pipeline.arrow import Batch
 
 COLUMNS: Final = (

@@ -34,10 +34,10 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast, final, o
 import anyio
 
 from msgbus.errors import CircuitOpenError, Refusal
+from msgbus.messages.results import FailedResult
 from msgbus.resilience.policies import CircuitBreakerConfig
 from msgbus.resilience.states import CircuitChange, CircuitState
 from msgbus.resilience.window import Streak, make_window
-from msgbus.results import FailedResult
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import Runtime, current_runtime
 from msgbus.telemetry.logging import log

@@ -23,8 +23,8 @@ from msgbus.errors import (
     MessageDepthError,
     Refusal,
 )
-from msgbus.lifecycle import RetryScheduledEvent
-from msgbus.messages import Event, Message, R, SystemEvent, first_message, metadata_of
+from msgbus.messages.message import Event, Message, R, SystemEvent, first_message, metadata_of
+from msgbus.messages.system_events import RetryScheduledEvent
 from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
 from msgbus.middleware.rate_limit import RateLimitMiddleware
 from msgbus.resilience.breaker import CircuitBreaker
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from msgbus.filters import FilterLike
     from msgbus.injection import Call, Resolver
     from msgbus.lanes import Lane
+    from msgbus.messages.results import CommandResult, FailedResult
     from msgbus.middleware.chain import Middleware
     from msgbus.plans import CommandPlan
     from msgbus.registrations import Registration
     from msgbus.registry import HandlerRegistry, IRegistry
     from msgbus.resilience.retry import Trouble
-    from msgbus.results import CommandResult, FailedResult
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime
     from msgbus.session import BusSession

@@ -15,7 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast, final
 from weakref import WeakMethod, WeakValueDictionary
 
 from msgbus.errors import ConfigurationError
-from msgbus.lifecycle import CircuitClosedEvent, CircuitHalfOpenedEvent, CircuitOpenedEvent
+from msgbus.messages.system_events import (
+    CircuitClosedEvent,
+    CircuitHalfOpenedEvent,
+    CircuitOpenedEvent,
+)
 from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.policies import CircuitBreakerConfig
 from msgbus.resilience.states import CircuitChange, CircuitState

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias, final
 from typing_extensions import Unpack
 
 from msgbus.errors import BusStateError, DeadLetterError, LetterNotFoundError
-from msgbus.messages import Message, Query, SystemEvent
+from msgbus.messages.message import Message, Query, SystemEvent
 from msgbus.protocols import require_members
 from msgbus.resilience.letter_edits import changed_letter
 from msgbus.resilience.letter_events import Herald

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from msgbus.context import context_of, current_frame
 from msgbus.errors import CircuitOpenError, Refusal
-from msgbus.messages import first_message, metadata_of
+from msgbus.messages.message import first_message, metadata_of
 from msgbus.resilience.policies import RetryAttempt
 from msgbus.resilience.retry import CIRCUIT_OPEN, Retry, trouble_now
 from msgbus.telemetry.logging import ids_of, log
@@ -23,7 +23,7 @@ from msgbus.telemetry.redaction import redact_exception
 if TYPE_CHECKING:
     from msgbus.context import Frame
     from msgbus.injection import Call
-    from msgbus.messages import Event
+    from msgbus.messages.message import Event
     from msgbus.middleware.chain import Middleware
     from msgbus.resilience.breaker import CircuitBreaker, Permit
     from msgbus.resilience.policy import Policy

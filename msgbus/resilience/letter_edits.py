@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from msgbus.errors import LetterEditError
-from msgbus.messages import Message, metadata_of, set_meta
-from msgbus.metadata import Metadata
+from msgbus.messages.message import Message, metadata_of, set_meta
+from msgbus.messages.metadata import Metadata
 from msgbus.resilience.letters import (
     DeadLetterEntry,
     LetterStatus,

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 from typing import final
 
-from msgbus.lifecycle import (
+from msgbus.messages.message import SystemEvent, set_meta
+from msgbus.messages.metadata import Metadata
+from msgbus.messages.system_events import (
     DeadLetterDroppedEvent,
     DeadLetteredEvent,
     DeadLetterRefusedEvent,
 )
-from msgbus.messages import SystemEvent, set_meta
-from msgbus.metadata import Metadata
 from msgbus.resilience.letters import DeadLetterEntry
 from msgbus.resilience.stores import Notice
 from msgbus.runtime.event_loop import Runtime

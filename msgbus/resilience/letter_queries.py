@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, cast, final
 from typing_extensions import TypedDict
 
 from msgbus.errors import DeadLetterError
-from msgbus.messages import Message
+from msgbus.messages.message import Message
 from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, wire_names
 from msgbus.resilience.stores import DeadLetterStore, LetterFilter
 

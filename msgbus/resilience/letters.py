@@ -14,11 +14,11 @@ from typing import Any, Final, Literal, cast, final
 from pydantic import ValidationError
 
 from msgbus.errors import DeadLetterError, UnreadableLetterError
-from msgbus.messages import Command, Message, metadata_of, set_meta
-from msgbus.metadata import NO_HEADERS, Metadata
+from msgbus.messages.message import Command, Message, metadata_of, set_meta
+from msgbus.messages.metadata import NO_HEADERS, Metadata
+from msgbus.messages.upcasting import missing_upcasters, upcast
 from msgbus.telemetry.redaction import redact, redact_exception
 from msgbus.telemetry.tracebacks import redacted_traceback
-from msgbus.upcasting import missing_upcasters, upcast
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _MASK: Final = '"**********"'  # what pydantic writes for a secret

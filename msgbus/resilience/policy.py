@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, cast, final
 
 from msgbus.errors import ConfigurationError
-from msgbus.messages import Message, SystemEvent
+from msgbus.messages.message import Message, SystemEvent
 from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryConfig
 from msgbus.signatures import handler_name

@@ -12,7 +12,7 @@ from msgbus.errors import (
     ForeignLoopError,
     UndeliverableLetterError,
 )
-from msgbus.messages import Command, Event
+from msgbus.messages.message import Command, Event
 from msgbus.queue import Gated
 
 if TYPE_CHECKING:

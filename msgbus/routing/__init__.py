@@ -3,6 +3,9 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from msgbus.messages.topics.explain import Explanation, RouteMatch
+    from msgbus.messages.topics.pattern import TopicPattern, check_topic, is_topic
+    from msgbus.messages.topics.router import PatternRouter
     from msgbus.routing.balancing import Balancer, ByKey, LeastInFlight, RoundRobin, Weighted
     from msgbus.routing.categories import MessageCategory
     from msgbus.routing.delivery import EndpointPool
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
     from msgbus.routing.engine import MessageDispatchEngine
     from msgbus.routing.envelope import EventEnvelope, MessageKind
     from msgbus.routing.exchange import Delivered, MessageRouter, RouterMetrics, RoutingReport
-    from msgbus.routing.explain import Explanation, RouteMatch
     from msgbus.routing.health import (
         EndpointHealth,
         EndpointRecoveredEvent,
@@ -38,9 +40,7 @@ if TYPE_CHECKING:
         RequestEnd,
         RequestTransport,
     )
-    from msgbus.routing.router import PatternRouter
     from msgbus.routing.routes import Route
-    from msgbus.routing.topics import TopicPattern, check_topic, is_topic
 
 __all__ = [
     "LATENCY_HISTOGRAM_BUCKETS",

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from msgbus.errors import ConfigurationError, InvalidTopicError
-from msgbus.routing.router import PatternRouter
-from msgbus.routing.topics import check_topic
+from msgbus.messages.topics.pattern import check_topic
+from msgbus.messages.topics.router import PatternRouter
 
 DESCRIPTION: Final = """\
 Say which routes match TOPIC, in which order, and why.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgbus.errors import Fault
+from msgbus.messages.topics.pattern import PatternKind, TopicPattern
 from msgbus.routing.categories import MessageCategory
 from msgbus.routing.dispatch import DispatchRoute
 from msgbus.routing.dispatchers import DispatcherEntry
 from msgbus.routing.segments import SegmentKind, fold
-from msgbus.routing.topics import PatternKind, TopicPattern
 
 
 def route_faults(

@@ -16,7 +16,7 @@ from msgbus.errors import (
     NoHealthyEndpointError,
     Refusal,
 )
-from msgbus.messages import Message
+from msgbus.messages.message import Message
 from msgbus.resilience.policies import RetryAttempt, RetryConfig
 from msgbus.resilience.retry import Retry
 from msgbus.routing.balancing import Balancing, make_balancer

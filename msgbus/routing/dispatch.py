@@ -9,10 +9,10 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, final
 
+from msgbus.messages.topics.pattern import TopicPattern
 from msgbus.routing.categories import MessageCategory
 from msgbus.routing.envelope import Id, new_id
 from msgbus.routing.inputs import require_category, require_id, require_priority
-from msgbus.routing.topics import TopicPattern
 
 
 class DispatchStatus(Enum):

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
+from msgbus.messages.topics.pattern import is_topic
 from msgbus.protocols import require_members
 from msgbus.routing.categories import MessageCategory
 from msgbus.routing.dispatch import DispatchOutcome, DispatchResult
-from msgbus.routing.topics import is_topic
 from msgbus.telemetry.logging import EventLogger, Log, StandardLogger
 
 Keys: TypeAlias = dict[str, Any]

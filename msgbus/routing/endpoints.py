@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, cast, final
 
 from msgbus.errors import ConfigurationError
+from msgbus.messages.topics.pattern import TopicPattern
 from msgbus.resilience.policies import RetryConfig
 from msgbus.routing.calls import Callee
 from msgbus.routing.dispatchers import duplicate
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.inputs import require_id
-from msgbus.routing.topics import TopicPattern
 
 Deliver: TypeAlias = Callable[[EventEnvelope[Any]], Awaitable[Any] | Any]
 """Brings a message to its endpoint; what it gives is the answer to a request."""

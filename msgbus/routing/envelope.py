@@ -12,8 +12,8 @@ from uuid import UUID
 from typing_extensions import TypeVar
 from uuid_utils import uuid7
 
-from msgbus.messages import Command, Message, peek
-from msgbus.metadata import NO_HEADERS, Metadata
+from msgbus.messages.message import Command, Message, peek
+from msgbus.messages.metadata import NO_HEADERS, Metadata
 from msgbus.routing.categories import MessageCategory
 
 T = TypeVar("T", default=Any)

@@ -22,6 +22,8 @@ from msgbus.errors import (
     RequestTimeoutError,
     RoutingError,
 )
+from msgbus.messages.topics.pattern import check_topic
+from msgbus.messages.topics.router import PatternRouter
 from msgbus.routing.balancing import Balancing
 from msgbus.routing.delivery import (
     DELIVERY_TIMEOUT,
@@ -35,8 +37,6 @@ from msgbus.routing.envelope import EventEnvelope, MessageKind, new_id
 from msgbus.routing.health import HealthMonitor, Passage
 from msgbus.routing.onward import OutputPublisher, refusal_of
 from msgbus.routing.requests import CorrelationManager
-from msgbus.routing.router import PatternRouter
-from msgbus.routing.topics import check_topic
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import current_runtime, run_together
 from msgbus.telemetry.logging import log

@@ -8,11 +8,11 @@ from typing import Any, cast, final
 
 from anyio.lowlevel import RunVar
 
+from msgbus.messages.topics.pattern import is_topic
 from msgbus.routing.dispatch import DispatchOutcome, DispatchResult, DispatchStatus
 from msgbus.routing.dispatch_log import Dispatched, DispatchLog
 from msgbus.routing.dispatchers import DispatcherEntry
 from msgbus.routing.envelope import EventEnvelope
-from msgbus.routing.topics import is_topic
 from msgbus.runtime.clock import Clock
 from msgbus.runtime.event_loop import LATE, current_runtime, run_together
 from msgbus.runtime.threads import ThreadPool

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 import anyio
 
 from msgbus.errors import CircuitOpenError, ConfigurationError
-from msgbus.messages import SystemEvent
+from msgbus.messages.message import SystemEvent
 from msgbus.resilience.breaker import CircuitBreaker, Permit
 from msgbus.resilience.policies import CircuitBreakerConfig
 from msgbus.resilience.states import CircuitState

@@ -11,8 +11,8 @@ import re
 from typing import Final
 
 from msgbus.errors import InvalidTopicError
+from msgbus.messages.topics.pattern import PatternKind, TopicPattern, check_topic
 from msgbus.routing.segments import Segment, SegmentKind
-from msgbus.routing.topics import PatternKind, TopicPattern, check_topic
 
 _NOT_IN_TOKENS: Final = re.compile(r"[\s*>]")
 

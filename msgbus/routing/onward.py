@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, final
 
 from msgbus.errors import WrongMessageTypeError
-from msgbus.messages import Event
+from msgbus.messages.message import Event
+from msgbus.messages.receipts import PublishReceipt
 from msgbus.protocols import IMessageBus
-from msgbus.receipts import PublishReceipt
 from msgbus.routing.dispatch import HOP_LIMIT, DispatchResult
 from msgbus.routing.envelope import HOPS_HEADER, EventEnvelope
 from msgbus.telemetry.redaction import redact_exception

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast, final
 
+from msgbus.messages.topics.pattern import is_topic
+from msgbus.messages.topics.router import PatternRouter
 from msgbus.routing.categories import MessageCategory
 from msgbus.routing.dispatch import DispatchRoute, DispatchStatus
 from msgbus.routing.dispatchers import DispatcherEntry
@@ -12,8 +14,6 @@ from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.fanout import Step
 from msgbus.routing.inputs import not_a_category
 from msgbus.routing.metrics import DispatcherCounts
-from msgbus.routing.router import PatternRouter
-from msgbus.routing.topics import is_topic
 
 Key: TypeAlias = tuple[str, MessageCategory | None, str, type]
 

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Protocol, TypeAlias, final
 
 from msgbus.errors import DuplicateRequestError, RequestCancelledError, RequestTimeoutError
-from msgbus.messages import Command
+from msgbus.messages.message import Command
 from msgbus.routing.envelope import Id, new_id
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import Runtime, Waker, current_runtime

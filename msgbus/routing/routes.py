@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import final
 
-from msgbus.routing.topics import PatternKind, TopicPattern
+from msgbus.messages.topics.pattern import PatternKind, TopicPattern
 
 
 @final

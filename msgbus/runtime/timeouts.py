@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgbus.errors import HandlerTimeoutError
-from msgbus.messages import message_type_of
+from msgbus.messages.message import message_type_of
 from msgbus.runtime.clock import SystemClock
 from msgbus.runtime.event_loop import LATE, Late, finish_within, is_on_trio
 

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, final
 
-from msgbus.messages import Message, metadata_of
+from msgbus.messages.message import Message, metadata_of
 from msgbus.telemetry.tracebacks import redacted_traceback
 
 _msgbus: Final = logging.getLogger("msgbus")

@@ -12,9 +12,9 @@ from typing_extensions import override
 
 from msgbus.context import current_frame
 from msgbus.errors import WrongMessageTypeError
-from msgbus.messages import Command, Event, Message
+from msgbus.messages.message import Command, Event, Message
+from msgbus.messages.receipts import DrainReport, PublishReceipt, Undelivered
 from msgbus.observers import BusObserver, CallBegan, CallEnded
-from msgbus.receipts import DrainReport, PublishReceipt, Undelivered
 
 if TYPE_CHECKING:
     from msgbus.registrations import Registration

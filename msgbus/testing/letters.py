@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from msgbus.messages import Event, set_meta
-from msgbus.metadata import Metadata
+from msgbus.messages.message import Event, set_meta
+from msgbus.messages.metadata import Metadata
 from msgbus.resilience.claims import Claim
 from msgbus.resilience.letters import DeadLetterEntry, letter_about
 from msgbus.resilience.stores import ANY, DeadLetterStore, LetterFilter, Record, claimed

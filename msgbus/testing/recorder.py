@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, final, ove
 import anyio
 from typing_extensions import override
 
-from msgbus.messages import RESERVED, Command, Event, Message
+from msgbus.messages.message import RESERVED, Command, Event, Message
 from msgbus.sending import E, SendingMethods
 from msgbus.testing.history import History, RecordedDelivery, RecordedOutcome
 from msgbus.testing.tree import causation_tree
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from msgbus.core import BusCore
     from msgbus.expectations import Expectation, Where
     from msgbus.lanes import Lane
-    from msgbus.receipts import PublishStatus
+    from msgbus.messages.receipts import PublishStatus
     from msgbus.registry import HandlerRegistry
     from msgbus.session import BusSession
     from msgbus.streams import EventStream

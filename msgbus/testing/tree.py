@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from msgbus.receipts import PublishStatus
+from msgbus.messages.receipts import PublishStatus
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.testing.history import PublishState, RecordedOutcome
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from msgbus.errors import InvalidTopicError
-from msgbus.routing.topics import TopicPattern
+from msgbus.messages.topics.pattern import TopicPattern
 
 Set: TypeAlias = tuple[bool, list[tuple[str, str]]]
 """Whether it is negated, and its ranges."""

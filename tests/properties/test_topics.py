@@ -10,8 +10,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msgbus.messages.topics.pattern import TopicPattern, check_topic, is_topic
 from msgbus.routing import PatternRouter, Route, nats_subjects
-from msgbus.routing.topics import TopicPattern, check_topic, is_topic
 from tests.properties.slow_topics import compare, compare_all, random_pairs, slow_match
 
 PIECES = ["a", "b", "A", "*", "**", "a*", "*b", "?", "[ab]", "[!a]", "a?b", "[a-b]x*", "c*d*e"]

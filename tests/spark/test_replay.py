@@ -28,7 +28,7 @@ from msgbus.journal import (
     upcasts,
 )
 from msgbus.journal.operations import AddDeadLetter, AddDelivery
-from msgbus.messages import metadata_of
+from msgbus.messages.message import metadata_of
 from msgbus.pipeline import Pipeline, Projection, fold
 from msgbus.testing.journals.kit import TIME
 from tests.counts import RANDOM_HISTORIES

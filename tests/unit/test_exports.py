@@ -61,7 +61,7 @@ def test_every_promised_name_is_public() -> None:
 
 def test_every_error_and_every_lifecycle_event_is_public() -> None:
     from msgbus import errors, lifecycle
-    from msgbus.messages import SystemEvent
+    from msgbus.messages.message import SystemEvent
 
     defined = {
         name

@@ -22,7 +22,7 @@ from msgbus import (
     MessageDefinitionError,
     UpdateCommand,
 )
-from msgbus.messages import metadata_of, peek
+from msgbus.messages.message import metadata_of, peek
 
 
 class Placed(Event, name="shop.Placed", version=2, topic="shop.orders.placed", key="order"):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from msgbus import Event, messages, metadata
-from msgbus.messages import fix, metadata_of, set_meta
-from msgbus.metadata import Metadata, StoredMetadata
+from msgbus.messages.message import fix, metadata_of, set_meta
+from msgbus.messages.metadata import Metadata, StoredMetadata
 
 
 class Stored(Event):

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from msgbus import CallNext, Command, Context, MessageBus, PublishReceipt, PublishStatus
 from msgbus.core import BusCore
-from msgbus.messages import Event, Message
+from msgbus.messages.message import Event, Message
 from msgbus.observers import BusObserver, CallBegan, CallEnded
 from msgbus.registrations import Registration
 from msgbus.resilience import ResilientMessageBus, RetryConfig

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from msgbus.errors import CorruptRecordError, StoredMessageError
 from msgbus.journal.records import Kind, Record
-from msgbus.metadata import NO_HEADERS
+from msgbus.messages.metadata import NO_HEADERS
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from pyspark.sql.types import (
 
 from msgbus.errors import InvalidTopicError, PipelineError
 from msgbus.journal.records import Kind, Record
+from msgbus.messages.topics.pattern import check_topic
 from msgbus.pipeline.arrow import Batch
 from msgbus.pipeline.source.ids import Ids
 from msgbus.pipeline.source.options import WriteOptions, microseconds
-from msgbus.routing.topics import check_topic
 
 _NUMBERS: Final = (ByteType, ShortType, IntegerType, LongType)
 _ENVELOPE: Final[Mapping[str, tuple[type[DataType], ...]]] = {

@@ -82,7 +82,7 @@ async def test_cause_session_headers_and_depth_come_back() -> None:
 
 
 def test_a_depth_is_counted_from_the_root() -> None:
-    from msgbus.messages import fix, metadata_of
+    from msgbus.messages.message import fix, metadata_of
 
     first, second, third = (Placed(order_id=number) for number in range(3))
     fix(second, first)

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, SecretStr, computed_field, field_seriali
 
 from msgbus import Command, Event, UnreadableLetterError
 from msgbus.errors import DeadLetterError
-from msgbus.messages import fix
+from msgbus.messages.message import fix
 from msgbus.resilience import DeadLetterEntry, LetterStatus
 from msgbus.resilience.letters import (
     decoded,

@@ -23,7 +23,7 @@ from msgbus import (
     StoredMessageError,
     SystemEvent,
 )
-from msgbus.messages import fix
+from msgbus.messages.message import fix
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,

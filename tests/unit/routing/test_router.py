@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 import pytest
 
 from msgbus import ConfigurationError, InvalidTopicError
+from msgbus.messages.topics.cache import TopicCache
 from msgbus.routing import PatternRouter, Route, TopicPattern
-from msgbus.routing.cache import TopicCache
 
 
 def endpoints(router: PatternRouter, topic: str) -> list[str]:

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from msgbus import ConfigurationError, InvalidTopicError
+from msgbus.messages.topics.pattern import PatternKind
 from msgbus.routing import TopicPattern, check_topic, from_nats, is_topic, nats_subjects, to_nats
-from msgbus.routing.topics import PatternKind
 
 # -- what matches ----------------------------------------------------------------------------
 # The table of docs/reference/topics.md is tested in tests/docs; here are the defects to avoid.

@@ -11,14 +11,14 @@ import threading
 from typing import TYPE_CHECKING, Final, final
 
 from msgbus.errors import ConfigurationError
-from msgbus.routing.cache import TopicCache
-from msgbus.routing.index import Entry, RouteIndex
+from msgbus.messages.topics.cache import TopicCache
+from msgbus.messages.topics.index import Entry, RouteIndex
+from msgbus.messages.topics.pattern import TopicPattern
 from msgbus.routing.inputs import require_id, require_priority
 from msgbus.routing.routes import Route, by_priority
-from msgbus.routing.topics import TopicPattern
 
 if TYPE_CHECKING:
-    from msgbus.routing.explain import Explanation
+    from msgbus.messages.topics.explain import Explanation
 
 _FEW: Final = 64
 """So many removed routes are not worth a new index."""
@@ -176,7 +176,7 @@ class PatternRouter:
 
     def explain(self, topic: str) -> Explanation:
         """Which routes match, in which order, and why; `str()` of it is for people."""
-        from msgbus.routing.explain import explain
+        from msgbus.messages.topics.explain import explain
 
         return explain(topic, self.find_all_routes(topic), registered=len(self))
 

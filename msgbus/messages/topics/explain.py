@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from msgbus.messages.topics.pattern import PatternKind, TopicPattern, match_segments
 from msgbus.routing.routes import Route
 from msgbus.routing.segments import SegmentKind, fold
-from msgbus.routing.topics import PatternKind, TopicPattern, match_segments
 
 
 @final

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, final
 
-from msgbus.messages import Event
+from msgbus.messages.message import Event
 
 
 class PublishStatus(Enum):

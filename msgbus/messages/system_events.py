@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
 from msgbus.errors import QueueFullError
-from msgbus.messages import Message, SystemEvent, fix, peek
+from msgbus.messages.message import Message, SystemEvent, fix, peek
 from msgbus.queue import admit, check_overflow, refusing
 from msgbus.telemetry.logging import log
 

@@ -20,8 +20,8 @@ from msgbus.errors import (
     SessionMismatchError,
     WrongMessageTypeError,
 )
-from msgbus.metadata import ROOT, Metadata, Root
-from msgbus.routing.topics import check_topic
+from msgbus.messages.metadata import ROOT, Metadata, Root
+from msgbus.messages.topics.pattern import check_topic
 
 R = TypeVar("R", default=None)
 M_co = TypeVar("M_co", covariant=True)

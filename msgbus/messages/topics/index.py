@@ -14,9 +14,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Final, final
 
+from msgbus.messages.topics.pattern import PatternKind, TopicPattern, is_topic
 from msgbus.routing.routes import Route
 from msgbus.routing.segments import Segment, SegmentKind, fold
-from msgbus.routing.topics import PatternKind, TopicPattern, is_topic
 
 NEVER: Final = sys.maxsize
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Final, Generic, final
 
 from msgbus.context import Frame
-from msgbus.messages import Command, R
+from msgbus.messages.message import Command, R
 
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from msgbus.errors import ConfigurationError
-from msgbus.messages import Message
+from msgbus.messages.message import Message
 
 Upcaster: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 F = TypeVar("F", bound=Upcaster)
