@@ -1,7 +1,6 @@
 """msgbus: commands, events and sessions for Python applications."""
 
 from msgbus.bus import MessageBus
-from msgbus.config import BackpressureStrategy, BusConfig, QueueConfig, QueueLevel
 from msgbus.context import Context, current_context
 from msgbus.default import get_bus
 from msgbus.errors import (
@@ -86,9 +85,12 @@ from msgbus.errors import (
     WrongMessageTypeError,
 )
 from msgbus.expectations import Expectation
-from msgbus.filters import Filter, RateLimitFilter, SessionFilter, TypeFilter
 from msgbus.handler_info import HandlerInfo
-from msgbus.injection import Resolver, per_message, per_session
+from msgbus.handlers.config import BackpressureStrategy, BusConfig, QueueConfig, QueueLevel
+from msgbus.handlers.filters import Filter, RateLimitFilter, SessionFilter, TypeFilter
+from msgbus.handlers.injection import Resolver, per_message, per_session
+from msgbus.handlers.registration import Registration
+from msgbus.handlers.registry import HandlerRegistry, IRegistry
 from msgbus.messages.message import (
     Command,
     CreateCommand,
@@ -131,8 +133,6 @@ from msgbus.messages.system_events import (
 from msgbus.middleware.chain import CallNext, Middleware
 from msgbus.portal import BusPortal
 from msgbus.protocols import IMessageBus
-from msgbus.registrations import Registration
-from msgbus.registry import HandlerRegistry, IRegistry
 from msgbus.session import BusSession
 from msgbus.streams import EventStream
 from msgbus.subscription import Subscription

@@ -11,15 +11,18 @@ import anyio
 from typing_extensions import override
 
 from msgbus.commands import CommandSide
-from msgbus.config import BusConfig
 from msgbus.context import current_frame
 from msgbus.core import BusCore, Phase
 from msgbus.errors import BusClosedError, ConfigurationError, Fault
 from msgbus.events import EventSide
 from msgbus.expectations import Expectation, Where
-from msgbus.filters import FilterLike
 from msgbus.handler_info import HandlerInfo, all_handlers
-from msgbus.injection import Call, Providers, Resolver
+from msgbus.handlers.config import BusConfig
+from msgbus.handlers.filters import FilterLike
+from msgbus.handlers.injection import Call, Providers, Resolver
+from msgbus.handlers.registration import Registration
+from msgbus.handlers.registration_methods import Registrar
+from msgbus.handlers.registry import HandlerRegistry, IRegistry
 from msgbus.journaled import JournalSide
 from msgbus.loop_watch import LoopWatch, watch_loop
 from msgbus.messages.message import Command, Event, Message
@@ -27,9 +30,6 @@ from msgbus.messages.receipts import DrainReport
 from msgbus.middleware.chain import Middleware, Per, make_entry
 from msgbus.portal import BusPortal
 from msgbus.protocols import require_members
-from msgbus.registrar import Registrar
-from msgbus.registrations import Registration
-from msgbus.registry import HandlerRegistry, IRegistry
 from msgbus.requests import RequestSide
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import current_runtime

@@ -18,16 +18,16 @@ from msgbus.errors import (
     InsideHandlerError,
     MissingHandlerError,
 )
-from msgbus.injection import Call, bind
+from msgbus.handlers.injection import Call, bind
+from msgbus.handlers.observers import BusObserver, Observers
+from msgbus.handlers.registration import Registration, registration_faults
 from msgbus.lanes import Lane
 from msgbus.messages.message import Message, SystemEvent, metadata_of
 from msgbus.messages.system_events import EventHandlerFailedEvent, LifecyclePort
 from msgbus.middleware.chain import MiddlewareEntry, Per, batch_faults, build_chain
-from msgbus.observers import BusObserver, Observers
 from msgbus.plans import CommandPlan, EventPlan, TopicPlans
 from msgbus.queue import BoundedEventQueue
 from msgbus.quiescence import Quiescence
-from msgbus.registrations import Registration, registration_faults
 from msgbus.runtime.event_loop import foreign_loop
 from msgbus.runtime.threads import ThreadPool
 from msgbus.runtime.timeouts import with_timeout
@@ -38,11 +38,11 @@ from msgbus.telemetry.stats import Ledger
 
 if TYPE_CHECKING:
     from msgbus.bus import MessageBus
-    from msgbus.config import BusConfig
     from msgbus.durability.hub import Durability
     from msgbus.expectations import Watch
-    from msgbus.injection import Providers
-    from msgbus.registry import IRegistry
+    from msgbus.handlers.config import BusConfig
+    from msgbus.handlers.injection import Providers
+    from msgbus.handlers.registry import IRegistry
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime
     from msgbus.session import BusSession

@@ -14,7 +14,7 @@ from msgbus.admission import admit_event
 from msgbus.context import Frame, current_frame, fix_in_frame
 from msgbus.core import Phase
 from msgbus.errors import BusClosedError, QueueFullError, WrongMessageTypeError
-from msgbus.filters import FilterLike, filter_name, passes
+from msgbus.handlers.filters import FilterLike, filter_name, passes
 from msgbus.messages.message import (
     Event,
     Message,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast, final
 import anyio
 
 from msgbus.errors import BusClosedError, ExpectTimeoutError
-from msgbus.filters import FilterLike, passes
-from msgbus.registrations import Registration, make_registration, read_event_target
+from msgbus.handlers.filters import FilterLike, passes
+from msgbus.handlers.registration import Registration, make_registration, read_event_target
 from msgbus.sending import E
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any, cast, final
 
-from msgbus.signatures import Signature, method_of, read_constructor
+from msgbus.handlers.signatures import Signature, method_of, read_constructor
 
 
 @final

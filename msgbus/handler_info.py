@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, final
 
-from msgbus.signatures import location_of
+from msgbus.handlers.signatures import location_of
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
+    from msgbus.handlers.delivery import Mode
+    from msgbus.handlers.registration import Registration
     from msgbus.messages.message import Message
-    from msgbus.registrations import Registration
     from msgbus.session import BusSession
-    from msgbus.subscriptions.mode import Mode
 
 
 @final

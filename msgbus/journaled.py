@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from msgbus.durability.replaying import ReplayReport
     from msgbus.durability.tickets import Ticket
     from msgbus.durability.transactions import Transaction
+    from msgbus.handlers.delivery import StartAt
+    from msgbus.handlers.registration import Registration
     from msgbus.journal.port import Journal
     from msgbus.messages.message import Command
-    from msgbus.registrations import Registration
     from msgbus.subscription import Subscription
     from msgbus.subscriptions.config import RetryTiers
-    from msgbus.subscriptions.mode import StartAt
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from msgbus.workers import ListWorker, Worker
 if TYPE_CHECKING:
     from msgbus.bus import MessageBus
     from msgbus.context import Frame
-    from msgbus.injection import Call
+    from msgbus.handlers.injection import Call
+    from msgbus.handlers.registration import Registration
     from msgbus.messages.message import Event
-    from msgbus.registrations import Registration
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime
     from msgbus.telemetry.stats import LaneCounts

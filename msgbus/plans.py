@@ -10,11 +10,11 @@ from msgbus.queue import Gate, Gated, gate_by_priority
 
 if TYPE_CHECKING:
     from msgbus.bus import MessageBus
-    from msgbus.injection import Call
+    from msgbus.handlers.injection import Call
+    from msgbus.handlers.registration import Registration
     from msgbus.lanes import Lane
     from msgbus.messages.message import Event
     from msgbus.outcomes import Outcomes
-    from msgbus.registrations import Registration
     from msgbus.telemetry.stats import CommandCounts, EventCounts
 
 TOPICS_KEPT: Final = 5_000

@@ -11,12 +11,12 @@ from msgbus.errors import ConfigurationError
 from msgbus.sending import SendingMethods
 
 if TYPE_CHECKING:
-    from msgbus.filters import FilterLike
     from msgbus.handler_info import HandlerInfo
+    from msgbus.handlers.filters import FilterLike
+    from msgbus.handlers.registry import HandlerRegistry
     from msgbus.messages.message import Message
     from msgbus.messages.receipts import DrainReport
     from msgbus.middleware.chain import Middleware, Per
-    from msgbus.registry import HandlerRegistry
     from msgbus.session import BusSession
     from msgbus.telemetry.stats import BusStats
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import anyio
 
-from msgbus.config import BackpressureStrategy, QueueConfig, QueueLevel
 from msgbus.errors import QueueFullError
+from msgbus.handlers.config import BackpressureStrategy, QueueConfig, QueueLevel
 from msgbus.messages.message import Event
 from msgbus.messages.receipts import Undelivered
 from msgbus.telemetry.logging import log

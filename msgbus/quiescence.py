@@ -13,9 +13,9 @@ from msgbus.context import current_frame
 from msgbus.errors import SettleTimeoutError
 
 if TYPE_CHECKING:
+    from msgbus.handlers.registration import Registration
     from msgbus.lanes import Lane
     from msgbus.messages.receipts import Undelivered
-    from msgbus.registrations import Registration
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime
     from msgbus.telemetry.stats import Ledger

@@ -14,12 +14,12 @@ from msgbus.context import current_frame, fix_in_frame
 from msgbus.errors import DuplicateSessionError, SessionClosedError
 from msgbus.expectations import Expectation, Where
 from msgbus.handler_info import HandlerInfo, session_handlers
-from msgbus.injection import Provider, Providers
+from msgbus.handlers.injection import Provider, Providers
+from msgbus.handlers.registration_methods import Registrar
 from msgbus.messages.message import Event, Message, require_command, require_event
 from msgbus.messages.receipts import SessionReport
 from msgbus.messages.system_events import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
 from msgbus.plans import TopicPlans
-from msgbus.registrar import Registrar
 from msgbus.runtime.resources import Keeper
 from msgbus.sending import E, SendingMethods
 from msgbus.streams import EventStream
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from msgbus.bus import MessageBus
     from msgbus.core import BusCore
+    from msgbus.handlers.registration import Registration
+    from msgbus.handlers.registry import HandlerRegistry
     from msgbus.lanes import Lane
     from msgbus.messages.receipts import PublishSummary, Undelivered
     from msgbus.plans import CommandPlan, EventPlan
-    from msgbus.registrations import Registration
-    from msgbus.registry import HandlerRegistry
 
 F = TypeVar("F", bound=Callable[..., Any])
 

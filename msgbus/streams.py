@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, final
 import anyio
 
 from msgbus.errors import BusStateError
-from msgbus.registrations import Registration, make_registration, read_event_target
+from msgbus.handlers.registration import Registration, make_registration, read_event_target
 from msgbus.sending import E
 from msgbus.telemetry.logging import log
 

@@ -8,10 +8,10 @@ from msgbus.errors import BusStateError
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
+    from msgbus.handlers.delivery import StartAt
+    from msgbus.handlers.registration import Registration
     from msgbus.lanes import Lane
     from msgbus.messages.message import Message
-    from msgbus.registrations import Registration
-    from msgbus.subscriptions.mode import StartAt
     from msgbus.subscriptions.progress import Progress
     from msgbus.subscriptions.subscription import DurableSubscription
 

@@ -18,7 +18,7 @@ from msgbus.context import (
     current_frame,
     frame_about,
 )
-from msgbus.filters import passes
+from msgbus.handlers.filters import passes
 from msgbus.middleware.chain import not_awaited
 from msgbus.queue import Gated
 from msgbus.telemetry.logging import ids_of, log

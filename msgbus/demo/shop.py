@@ -12,7 +12,6 @@ from typing import Any, Final, final
 import anyio
 import anyio.lowlevel
 
-from msgbus.config import BackpressureStrategy, BusConfig, QueueConfig
 from msgbus.context import Context
 from msgbus.demo.aftermath import WRONG, TroubleBook
 from msgbus.demo.ledger import CIRCUIT, RETRY, Ledger
@@ -25,6 +24,7 @@ from msgbus.demo.messages import (
     ReviewRequested,
     ShopEvent,
 )
+from msgbus.handlers.config import BackpressureStrategy, BusConfig, QueueConfig
 from msgbus.messages.message import Event
 from msgbus.messages.receipts import PublishSummary
 from msgbus.messages.system_events import EventHandlerFailedEvent, SessionEndEvent

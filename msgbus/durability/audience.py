@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any, final
 
 from msgbus.durability.wire_names import WireNames
 from msgbus.errors import ConfigurationError, HandlerSignatureError
+from msgbus.handlers.registration import make_registration
+from msgbus.handlers.signatures import taken
 from msgbus.messages.message import Event
 from msgbus.messages.topics.pattern import TopicPattern
-from msgbus.registrations import make_registration
-from msgbus.signatures import taken
 from msgbus.subscription import Subscription
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
-    from msgbus.injection import Call
+    from msgbus.handlers.injection import Call
+    from msgbus.handlers.registration import Registration
     from msgbus.journal.records import Record
     from msgbus.messages.message import Message
-    from msgbus.registrations import Registration
 
 
 @final

@@ -28,7 +28,7 @@ from msgbus.telemetry.tracebacks import redacted_traceback
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
-    from msgbus.registrations import Registration
+    from msgbus.handlers.registration import Registration
     from msgbus.runtime.clock import Clock
 
 COMMANDS: Final = "msgbus.commands"

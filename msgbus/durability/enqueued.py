@@ -35,8 +35,8 @@ from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
+    from msgbus.handlers.registration import Registration
     from msgbus.journal.operations import CloseTicket
-    from msgbus.registrations import Registration
     from msgbus.runtime.event_loop import Runtime
     from msgbus.subscriptions.config import RetryTiers
 

@@ -19,6 +19,7 @@ from msgbus.durability.scheduling import Scheduler
 from msgbus.durability.subscribers import Subscribers
 from msgbus.durability.tickets import TicketDesk
 from msgbus.errors import ConfigurationError, JournalError, StoredMessageError
+from msgbus.handlers.delivery import StartAt, first_offset
 from msgbus.journal.codec import MessageCodec
 from msgbus.journal.letters import LetterJournal
 from msgbus.journal.opening import open_journal
@@ -27,7 +28,6 @@ from msgbus.journal.records import AckLevel
 from msgbus.messages.message import metadata_of
 from msgbus.protocols import missing_members
 from msgbus.resilience.stores import LetterFilter
-from msgbus.subscriptions.mode import StartAt, first_offset
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from msgbus.core import BusCore
     from msgbus.durability.replaying import ReplayReport
+    from msgbus.handlers.registration import Registration
     from msgbus.journal.records import Record
     from msgbus.messages.message import Event, Message
     from msgbus.messages.receipts import PublishReceipt
-    from msgbus.registrations import Registration
     from msgbus.subscription import Subscription
     from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
 

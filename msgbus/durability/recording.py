@@ -15,16 +15,16 @@ from typing_extensions import override
 
 from msgbus.context import current_frame
 from msgbus.errors import HandlerTimeoutError, JournalError, Refusal, StoredMessageError
+from msgbus.handlers.observers import BusObserver, CallBegan, CallEnded
 from msgbus.journal.operations import AddDelivery, Append, Operation
 from msgbus.journal.records import DeliveryRecord, Outcome, Record
 from msgbus.messages.message import Message, Query, SystemEvent, metadata_of
-from msgbus.observers import BusObserver, CallBegan, CallEnded
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
-    from msgbus.registrations import Registration
+    from msgbus.handlers.registration import Registration
     from msgbus.runtime.event_loop import Runtime, Task, Waker
 
 GROUP = 1000

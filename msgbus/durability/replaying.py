@@ -16,7 +16,7 @@ import anyio.lowlevel
 
 from msgbus.context import ReplayFrame, context_of, current_frame
 from msgbus.errors import CorruptRecordError, Refusal, StoredMessageError
-from msgbus.filters import passes
+from msgbus.handlers.filters import passes
 from msgbus.journal.codec import RawMessage
 from msgbus.journal.records import Kind
 from msgbus.messages.message import Event

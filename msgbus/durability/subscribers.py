@@ -18,12 +18,12 @@ from msgbus.errors import (
     Refusal,
     StoredMessageError,
 )
+from msgbus.handlers.delivery import Poison
 from msgbus.journal.codec import RawMessage
 from msgbus.journal.records import Kind, Record
 from msgbus.messages.message import Event, SystemEvent, metadata_of
 from msgbus.queue import Gated
 from msgbus.subscriptions.config import SubscriptionConfig
-from msgbus.subscriptions.mode import Poison
 from msgbus.subscriptions.progress import Standing
 from msgbus.subscriptions.subscription import DurableSubscription
 from msgbus.subscriptions.verdict import is_final
@@ -32,8 +32,8 @@ from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability
+    from msgbus.handlers.registration import Registration
     from msgbus.journal.operations import Operation
-    from msgbus.registrations import Registration
     from msgbus.subscriptions.progress import Progress
 
 

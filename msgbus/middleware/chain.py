@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
 from msgbus.errors import ConfigurationError, Fault, MiddlewareError
+from msgbus.handlers.signatures import handler_name, is_async_callable
 from msgbus.messages.message import Message, message_type_of
-from msgbus.signatures import handler_name, is_async_callable
 
 CallNext: TypeAlias = Callable[[Any], Awaitable[Any]]
 """What a middleware calls to go on: gives the raw value, raises the handler's exception."""

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from msgbus.context import Frame, current_context, current_frame
 from msgbus.errors import MissingExtraError, Refusal
+from msgbus.handlers.observers import CallEnded, observed
 from msgbus.messages.message import Message, message_type_of, metadata_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import current_handler, messages_in
-from msgbus.observers import CallEnded, observed
 from msgbus.runtime.clock import Clock
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.tracebacks import redacted_traceback

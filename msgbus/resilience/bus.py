@@ -15,7 +15,6 @@ import anyio
 from typing_extensions import Unpack
 
 from msgbus.bus import MessageBus
-from msgbus.config import BusConfig
 from msgbus.context import frame_about
 from msgbus.errors import (
     ConfigurationError,
@@ -23,6 +22,7 @@ from msgbus.errors import (
     MessageDepthError,
     Refusal,
 )
+from msgbus.handlers.config import BusConfig
 from msgbus.messages.message import Event, Message, R, SystemEvent, first_message, metadata_of
 from msgbus.messages.system_events import RetryScheduledEvent
 from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
@@ -45,14 +45,14 @@ from msgbus.telemetry.stats import BusStats
 
 if TYPE_CHECKING:
     from msgbus.context import Frame
-    from msgbus.filters import FilterLike
-    from msgbus.injection import Call, Resolver
+    from msgbus.handlers.filters import FilterLike
+    from msgbus.handlers.injection import Call, Resolver
+    from msgbus.handlers.registration import Registration
+    from msgbus.handlers.registry import HandlerRegistry, IRegistry
     from msgbus.lanes import Lane
     from msgbus.messages.results import CommandResult, FailedResult
     from msgbus.middleware.chain import Middleware
     from msgbus.plans import CommandPlan
-    from msgbus.registrations import Registration
-    from msgbus.registry import HandlerRegistry, IRegistry
     from msgbus.resilience.retry import Trouble
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime

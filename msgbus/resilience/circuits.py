@@ -27,7 +27,7 @@ from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
-    from msgbus.registrations import Registration
+    from msgbus.handlers.registration import Registration
     from msgbus.resilience.policy import Breaker
 
 CIRCUITS_KEPT: Final = 1_000

@@ -22,7 +22,7 @@ from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.context import Frame
-    from msgbus.injection import Call
+    from msgbus.handlers.injection import Call
     from msgbus.messages.message import Event
     from msgbus.middleware.chain import Middleware
     from msgbus.resilience.breaker import CircuitBreaker, Permit

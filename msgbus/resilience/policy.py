@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, cast, final
 
 from msgbus.errors import ConfigurationError
+from msgbus.handlers.signatures import handler_name
 from msgbus.messages.message import Message, SystemEvent
 from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryConfig
-from msgbus.signatures import handler_name
 
 if TYPE_CHECKING:
-    from msgbus.registrations import Registration
+    from msgbus.handlers.registration import Registration
 
 Breaker: TypeAlias = CircuitBreakerConfig | CircuitBreaker | str
 """A circuit of the handler's own, a circuit to share, or the name of one to share."""

@@ -17,8 +17,8 @@ from msgbus.queue import Gated
 
 if TYPE_CHECKING:
     from msgbus.core import BusCore
+    from msgbus.handlers.registration import Registration
     from msgbus.lanes import Lane
-    from msgbus.registrations import Registration
     from msgbus.resilience.letters import DeadLetterEntry
     from msgbus.session import BusSession
 

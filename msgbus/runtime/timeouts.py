@@ -11,7 +11,7 @@ from msgbus.runtime.clock import SystemClock
 from msgbus.runtime.event_loop import LATE, Late, finish_within, is_on_trio
 
 if TYPE_CHECKING:
-    from msgbus.injection import Call
+    from msgbus.handlers.injection import Call
     from msgbus.runtime.clock import Clock
 
 T = TypeVar("T")

@@ -4,11 +4,11 @@
 Nothing here knows of buses or message classes: records go in, acks come out.
 """
 
+from msgbus.handlers.delivery import Delivery, Mode, Poison, StartAt
 from msgbus.subscription import Subscription
 from msgbus.subscriptions.config import RetryTiers, SubscriptionConfig
 from msgbus.subscriptions.dispatcher import Consumer, Deliver, Dispatcher
 from msgbus.subscriptions.engine import SubscriptionEngine
-from msgbus.subscriptions.mode import Delivery, Mode, Poison, StartAt
 from msgbus.subscriptions.progress import Counts, Progress, Standing
 from msgbus.subscriptions.subscription import DurableSubscription
 from msgbus.subscriptions.tiers import tiers_of

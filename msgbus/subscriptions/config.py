@@ -8,9 +8,9 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, model_validator
 
 from msgbus.errors import Unhandleable
+from msgbus.handlers.delivery import Delivery, Mode, Poison, StartAt
 from msgbus.journal.records import AckLevel, Record
 from msgbus.runtime.arguments import Options
-from msgbus.subscriptions.mode import Delivery, Mode, Poison, StartAt
 
 
 class RetryTiers(Options):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, final
 import anyio
 
 from msgbus.errors import ConfigurationError, Refusal
+from msgbus.handlers.delivery import Mode
 from msgbus.runtime.event_loop import current_runtime
-from msgbus.subscriptions.mode import Mode
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 

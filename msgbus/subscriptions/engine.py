@@ -11,13 +11,13 @@ import anyio
 from uuid_utils import uuid7
 
 from msgbus.errors import BusStateError, ConfigurationError, SettleTimeoutError
+from msgbus.handlers.delivery import StartAt, first_offset
 from msgbus.journal.records import Record
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.subscriptions.config import SubscriptionConfig
 from msgbus.subscriptions.desk import Desk
 from msgbus.subscriptions.dispatcher import Consumer, Dispatcher
 from msgbus.subscriptions.ledger import Ledger, OnDeadLetter, Source
-from msgbus.subscriptions.mode import StartAt, first_offset
 from msgbus.subscriptions.office import Office
 from msgbus.subscriptions.progress import Progress, Standing
 from msgbus.subscriptions.pump import Pump

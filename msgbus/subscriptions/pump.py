@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, final
 
+from msgbus.handlers.delivery import Poison
 from msgbus.journal import operations as op
 from msgbus.subscriptions.agenda import Agenda
 from msgbus.subscriptions.desk import ParkedError
-from msgbus.subscriptions.mode import Poison
 from msgbus.subscriptions.parking import Parking
 from msgbus.subscriptions.shelf import Shelf
 from msgbus.subscriptions.verdict import Fate, judge

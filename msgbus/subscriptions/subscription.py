@@ -11,11 +11,11 @@ from msgbus.subscriptions.dispatcher import Deliver, Dispatcher
 from msgbus.subscriptions.engine import SubscriptionEngine
 
 if TYPE_CHECKING:
+    from msgbus.handlers.delivery import StartAt
     from msgbus.journal.port import Journal
     from msgbus.journal.records import Record
     from msgbus.runtime.clock import Clock
     from msgbus.subscriptions.ledger import OnDeadLetter
-    from msgbus.subscriptions.mode import StartAt
     from msgbus.subscriptions.progress import Progress
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgbus.subscriptions.mode import Mode, Poison
+from msgbus.handlers.delivery import Mode, Poison
 
 if TYPE_CHECKING:
     from msgbus.subscriptions.config import SubscriptionConfig

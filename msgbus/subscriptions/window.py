@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import TYPE_CHECKING, final
 
-from msgbus.subscriptions.mode import Mode
+from msgbus.handlers.delivery import Mode
 
 if TYPE_CHECKING:
     from msgbus.journal.records import Record

@@ -28,8 +28,8 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from msgbus.config import BusConfig
 from msgbus.errors import ConfigurationError
+from msgbus.handlers.config import BusConfig
 from msgbus.telemetry.stats import BOUNDS, BusStats, DurationStats
 
 Labels: TypeAlias = tuple[str, ...]

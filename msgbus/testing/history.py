@@ -12,12 +12,12 @@ from typing_extensions import override
 
 from msgbus.context import current_frame
 from msgbus.errors import WrongMessageTypeError
+from msgbus.handlers.observers import BusObserver, CallBegan, CallEnded
 from msgbus.messages.message import Command, Event, Message
 from msgbus.messages.receipts import DrainReport, PublishReceipt, Undelivered
-from msgbus.observers import BusObserver, CallBegan, CallEnded
 
 if TYPE_CHECKING:
-    from msgbus.registrations import Registration
+    from msgbus.handlers.registration import Registration
 
 HandlerKey: TypeAlias = "tuple[Registration, str | None]"
 """A handler and the session that it belongs to: sessions may share a registration."""

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from msgbus.bus import MessageBus
     from msgbus.core import BusCore
     from msgbus.expectations import Expectation, Where
+    from msgbus.handlers.registry import HandlerRegistry
     from msgbus.lanes import Lane
     from msgbus.messages.receipts import PublishStatus
-    from msgbus.registry import HandlerRegistry
     from msgbus.session import BusSession
     from msgbus.streams import EventStream
 

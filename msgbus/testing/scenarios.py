@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import final
 
+from msgbus.handlers.delivery import Delivery, Mode, Poison
 from msgbus.subscriptions.config import RetryTiers, SubscriptionConfig
-from msgbus.subscriptions.mode import Delivery, Mode, Poison
 
 
 @final

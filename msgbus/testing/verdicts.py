@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple, final
 
-from msgbus.subscriptions.mode import Delivery, Mode
+from msgbus.handlers.delivery import Delivery, Mode
 from msgbus.testing.scenarios import Scenario
 
 

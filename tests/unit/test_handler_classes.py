@@ -29,8 +29,8 @@ from msgbus import (
     per_message,
     per_session,
 )
-from msgbus.injection import Providers, bind
-from msgbus.registrations import make_registration
+from msgbus.handlers.injection import Providers, bind
+from msgbus.handlers.registration import make_registration
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from msgbus.runtime.threads import ThreadPool
 from msgbus.subscriptions import StartAt

@@ -7,8 +7,8 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from msgbus import Command, Event, HandlerInfo, MessageBus, per_message
+from msgbus.handlers.signatures import location_of
 from msgbus.resilience import ResilientMessageBus, RetryConfig
-from msgbus.signatures import location_of
 from msgbus.subscriptions import Mode
 
 

@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from msgbus import CallNext, Command, Context, MessageBus, PublishReceipt, PublishStatus
 from msgbus.core import BusCore
+from msgbus.handlers.observers import BusObserver, CallBegan, CallEnded
+from msgbus.handlers.registration import Registration
 from msgbus.messages.message import Event, Message
-from msgbus.observers import BusObserver, CallBegan, CallEnded
-from msgbus.registrations import Registration
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from tests.fakes import OrderPlaced, let_others_run
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from msgbus import BusSession, Context, HandlerRegistry, IMessageBus, MessageBus
-from msgbus.registrar import CommandOptions, EventOptions
+from msgbus.handlers.registration_methods import CommandOptions, EventOptions
 from msgbus.resilience import LetterFilter, Policy
 from msgbus.resilience.bus import BusOptions
 from msgbus.resilience.letter_queries import LetterFilters, ReplayFilters

@@ -12,7 +12,6 @@ from typing import Any, Final, Protocol, cast, final
 import anyio
 
 from msgbus.bus import MessageBus
-from msgbus.config import BusConfig
 from msgbus.demo.durable.findings import Findings, find_out
 from msgbus.demo.durable.folder import DemoError, Folder
 from msgbus.demo.durable.process import Worker, start_worker
@@ -23,6 +22,7 @@ from msgbus.demo.messages import Card, PlaceOrder
 from msgbus.demo.plan import Plan
 from msgbus.demo.rush import Till
 from msgbus.demo.shop import PaymentGateway, Shop, is_real
+from msgbus.handlers.config import BusConfig
 from msgbus.session import BusSession
 
 TILLS: Final = 8

@@ -15,13 +15,13 @@ from typing import Final, final
 import anyio
 
 from msgbus.bus import MessageBus
-from msgbus.config import BusConfig
 from msgbus.context import Context
 from msgbus.demo.aftermath import WRONG
 from msgbus.demo.messages import OrderPlaced
 from msgbus.errors import Unhandleable
+from msgbus.handlers.config import BusConfig
+from msgbus.handlers.delivery import Mode
 from msgbus.subscriptions.config import RetryTiers
-from msgbus.subscriptions.mode import Mode
 
 RECEIPTS: Final = "send_receipt"
 STOCK: Final = "take_stock"

@@ -15,10 +15,10 @@ from msgbus import (
     PublishStatus,
     Refusal,
 )
+from msgbus.handlers.delivery import Mode, Poison
 from msgbus.journal import MemoryJournal
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from msgbus.subscriptions import RetryTiers
-from msgbus.subscriptions.mode import Mode, Poison
 from msgbus.testing import Recorder, record
 from msgbus.testing.processes import Process
 from tests.unit.durability.conftest import Site

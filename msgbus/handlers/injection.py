@@ -24,15 +24,15 @@ from msgbus.errors import (
     MissingProviderError,
     SessionClosedError,
 )
-from msgbus.runtime.resources import enter_any
-from msgbus.runtime.threads import ThreadPool
-from msgbus.signatures import (
+from msgbus.handlers.signatures import (
     Dependency,
     Signature,
     function_of,
     handler_name,
     read_dependencies,
 )
+from msgbus.runtime.resources import enter_any
+from msgbus.runtime.threads import ThreadPool
 
 if TYPE_CHECKING:
     from msgbus.handler_classes import HandlerClass

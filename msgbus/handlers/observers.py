@@ -14,10 +14,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 if TYPE_CHECKING:
-    from msgbus.injection import Call
+    from msgbus.handlers.injection import Call
+    from msgbus.handlers.registration import Registration
     from msgbus.messages.message import Command, Event, Message
     from msgbus.messages.receipts import PublishReceipt
-    from msgbus.registrations import Registration
 
 CallEnded: TypeAlias = Callable[[BaseException | None], Awaitable[None] | None]
 """Called once when a call has ended, with its error if it failed or was cancelled. If it gives

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, final
 
 from msgbus.errors import DuplicateHandlerError
+from msgbus.handlers.registration import Registration
+from msgbus.handlers.registration_methods import Registrar
+from msgbus.handlers.signatures import handler_name, is_lambda, place_of, source_of
 from msgbus.messages.message import Message, SystemEvent, class_topic
 from msgbus.messages.topics.pattern import TopicPattern
-from msgbus.registrar import Registrar
-from msgbus.registrations import Registration
-from msgbus.signatures import handler_name, is_lambda, place_of, source_of
 
 if TYPE_CHECKING:
     from msgbus.routing.routes import Route

@@ -23,25 +23,25 @@ from typing import (
 from typing_extensions import ParamSpec, Unpack
 
 from msgbus.errors import ConfigurationError
-from msgbus.injection import per_message
-from msgbus.messages.message import Command, CommandTypes, Event
-from msgbus.registrations import (
+from msgbus.handlers.injection import per_message
+from msgbus.handlers.registration import (
     Registration,
     make_registration,
     read_event_target,
     refuse_function,
     require_command_type,
 )
+from msgbus.messages.message import Command, CommandTypes, Event
 from msgbus.runtime.arguments import check_seconds, refuse_unknown
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from msgbus.config import QueueConfig
-    from msgbus.filters import FilterLike
+    from msgbus.handlers.config import QueueConfig
+    from msgbus.handlers.delivery import Delivery, Mode, Poison, StartAt
+    from msgbus.handlers.filters import FilterLike
     from msgbus.journal.records import AckLevel, Record
     from msgbus.subscriptions.config import RetryTiers
-    from msgbus.subscriptions.mode import Delivery, Mode, Poison, StartAt
 
 P = ParamSpec("P")
 C = TypeVar("C", bound=Command[Any])

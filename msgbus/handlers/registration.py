@@ -8,14 +8,14 @@ from inspect import isclass, isroutine
 from types import UnionType
 from typing import Any, Union, cast, final, get_args, get_origin
 
-from msgbus.config import QueueConfig
 from msgbus.errors import ConfigurationError, Fault, HandlerSignatureError
-from msgbus.filters import FilterLike, TypeFilter
 from msgbus.handler_classes import HandlerClass
-from msgbus.injection import per_message
+from msgbus.handlers.config import QueueConfig
+from msgbus.handlers.filters import FilterLike, TypeFilter
+from msgbus.handlers.injection import per_message
+from msgbus.handlers.signatures import Signature, handler_name, narrowed, read_handler
 from msgbus.messages.message import Command, Event, Message, SystemEvent
 from msgbus.messages.topics.pattern import TopicPattern
-from msgbus.signatures import Signature, handler_name, narrowed, read_handler
 
 
 @final
