@@ -10,7 +10,7 @@ from typing_extensions import override
 from msgbus.context import current_frame
 from msgbus.errors import MissingHandlerError, NoReplierError
 from msgbus.messages.message import Command, R, require_command
-from msgbus.routing.requests import CorrelationManager, RequestTransport
+from msgbus.routing.endpoints.correlation import CorrelationManager, RequestTransport
 from msgbus.runtime.arguments import check_seconds
 from msgbus.sending import SendingMethods
 

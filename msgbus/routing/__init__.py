@@ -6,40 +6,51 @@ if TYPE_CHECKING:
     from msgbus.messages.topics.explain import Explanation, RouteMatch
     from msgbus.messages.topics.pattern import TopicPattern, check_topic, is_topic
     from msgbus.messages.topics.router import PatternRouter
-    from msgbus.routing.balancing import Balancer, ByKey, LeastInFlight, RoundRobin, Weighted
     from msgbus.routing.categories import MessageCategory
-    from msgbus.routing.delivery import EndpointPool
-    from msgbus.routing.dispatch import (
+    from msgbus.routing.dispatch.dispatchers import DispatcherRegistry, MessageDispatcher
+    from msgbus.routing.dispatch.engine import MessageDispatchEngine
+    from msgbus.routing.dispatch.metrics import (
+        LATENCY_HISTOGRAM_BUCKETS,
+        DispatcherMetrics,
+        DispatchMetrics,
+    )
+    from msgbus.routing.dispatch.results import (
         DispatchOutcome,
         DispatchResult,
         DispatchRoute,
         DispatchStatus,
     )
-    from msgbus.routing.dispatchers import DispatcherRegistry, MessageDispatcher
-    from msgbus.routing.endpoints import Endpoint, EndpointRegistry
-    from msgbus.routing.engine import MessageDispatchEngine
-    from msgbus.routing.envelope import EventEnvelope, MessageKind
-    from msgbus.routing.exchange import Delivered, MessageRouter, RouterMetrics, RoutingReport
-    from msgbus.routing.health import (
+    from msgbus.routing.endpoints.balancing import (
+        Balancer,
+        ByKey,
+        LeastInFlight,
+        RoundRobin,
+        Weighted,
+    )
+    from msgbus.routing.endpoints.correlation import (
+        CorrelationManager,
+        CorrelationStats,
+        RequestEnd,
+        RequestTransport,
+    )
+    from msgbus.routing.endpoints.delivery import EndpointPool
+    from msgbus.routing.endpoints.endpoints import Endpoint, EndpointRegistry
+    from msgbus.routing.endpoints.exchange import (
+        Delivered,
+        MessageRouter,
+        RouterMetrics,
+        RoutingReport,
+    )
+    from msgbus.routing.endpoints.health import (
         EndpointHealth,
         EndpointRecoveredEvent,
         EndpointUnhealthyEvent,
         HealthMonitor,
         HealthState,
     )
-    from msgbus.routing.metrics import (
-        LATENCY_HISTOGRAM_BUCKETS,
-        DispatcherMetrics,
-        DispatchMetrics,
-    )
+    from msgbus.routing.envelope import EventEnvelope, MessageKind
+    from msgbus.routing.forwarding import publish_on
     from msgbus.routing.nats import from_nats, nats_subjects, to_nats
-    from msgbus.routing.onward import publish_on
-    from msgbus.routing.requests import (
-        CorrelationManager,
-        CorrelationStats,
-        RequestEnd,
-        RequestTransport,
-    )
     from msgbus.routing.routes import Route
 
 __all__ = [

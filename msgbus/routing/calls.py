@@ -10,7 +10,7 @@ from typing import Any, Final, final
 
 from anyio.lowlevel import RunVar
 
-from msgbus.routing.dispatchers import is_async
+from msgbus.routing.dispatch.dispatchers import is_async
 from msgbus.runtime.threads import ThreadPool
 
 _in_thread: Final[ContextVar[bool]] = ContextVar("msgbus_call_in_thread", default=False)

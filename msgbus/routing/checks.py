@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgbus.errors import Fault
 from msgbus.messages.topics.pattern import PatternKind, TopicPattern
 from msgbus.routing.categories import MessageCategory
-from msgbus.routing.dispatch import DispatchRoute
-from msgbus.routing.dispatchers import DispatcherEntry
+from msgbus.routing.dispatch.dispatchers import DispatcherEntry
+from msgbus.routing.dispatch.results import DispatchRoute
 from msgbus.routing.segments import SegmentKind, fold
 
 

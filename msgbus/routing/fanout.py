@@ -9,9 +9,9 @@ from typing import Any, cast, final
 from anyio.lowlevel import RunVar
 
 from msgbus.messages.topics.pattern import is_topic
-from msgbus.routing.dispatch import DispatchOutcome, DispatchResult, DispatchStatus
-from msgbus.routing.dispatch_log import Dispatched, DispatchLog
-from msgbus.routing.dispatchers import DispatcherEntry
+from msgbus.routing.dispatch.dispatchers import DispatcherEntry
+from msgbus.routing.dispatch.logging import Dispatched, DispatchLog
+from msgbus.routing.dispatch.results import DispatchOutcome, DispatchResult, DispatchStatus
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.runtime.clock import Clock
 from msgbus.runtime.event_loop import LATE, current_runtime, run_together

@@ -31,7 +31,7 @@ from msgbus.resilience import (
 )
 from msgbus.routing import DispatcherRegistry, MessageDispatchEngine, MessageDispatcher
 from msgbus.routing.envelope import EventEnvelope
-from msgbus.routing.onward import publish_on
+from msgbus.routing.forwarding import publish_on
 from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.processes import Process
 from tests.unit.routing.engines import PLACED, TOPIC, Reducer, route

@@ -20,8 +20,8 @@ from msgbus.errors import (
 )
 from msgbus.resilience import CircuitBreakerConfig
 from msgbus.routing import Endpoint, EndpointRegistry, EventEnvelope
-from msgbus.routing.balancing import BALANCERS, make_balancer
-from msgbus.routing.delivery import EndpointPool, size_of
+from msgbus.routing.endpoints.balancing import BALANCERS, make_balancer
+from msgbus.routing.endpoints.delivery import EndpointPool, size_of
 from msgbus.runtime.clock import VirtualClock
 from tests.counts import REGISTRY_TURNS
 from tests.evidence import Evidence

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 
 from msgbus.routing import Endpoint, EndpointRegistry, EventEnvelope, HealthMonitor
-from msgbus.routing.delivery import EndpointPool
+from msgbus.routing.endpoints.delivery import EndpointPool
 
 
 class Worker:

@@ -8,12 +8,12 @@ from typing import Any, TypeAlias, cast, final
 from msgbus.messages.topics.pattern import is_topic
 from msgbus.messages.topics.router import PatternRouter
 from msgbus.routing.categories import MessageCategory
-from msgbus.routing.dispatch import DispatchRoute, DispatchStatus
-from msgbus.routing.dispatchers import DispatcherEntry
+from msgbus.routing.dispatch.dispatchers import DispatcherEntry
+from msgbus.routing.dispatch.metrics import DispatcherCounts
+from msgbus.routing.dispatch.results import DispatchRoute, DispatchStatus
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.fanout import Step
 from msgbus.routing.inputs import not_a_category
-from msgbus.routing.metrics import DispatcherCounts
 
 Key: TypeAlias = tuple[str, MessageCategory | None, str, type]
 

@@ -24,19 +24,19 @@ from msgbus.errors import (
 )
 from msgbus.messages.topics.pattern import check_topic
 from msgbus.messages.topics.router import PatternRouter
-from msgbus.routing.balancing import Balancing
-from msgbus.routing.delivery import (
+from msgbus.routing.endpoints.balancing import Balancing
+from msgbus.routing.endpoints.correlation import CorrelationManager
+from msgbus.routing.endpoints.delivery import (
     DELIVERY_TIMEOUT,
     LATER,
     MAX_DELIVERIES,
     MAX_MESSAGE_SIZE,
     EndpointPool,
 )
-from msgbus.routing.endpoints import EndpointRegistry
+from msgbus.routing.endpoints.endpoints import EndpointRegistry
+from msgbus.routing.endpoints.health import HealthMonitor, Passage
 from msgbus.routing.envelope import EventEnvelope, MessageKind, new_id
-from msgbus.routing.health import HealthMonitor, Passage
-from msgbus.routing.onward import OutputPublisher, refusal_of
-from msgbus.routing.requests import CorrelationManager
+from msgbus.routing.forwarding import OutputPublisher, refusal_of
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import current_runtime, run_together
 from msgbus.telemetry.logging import log

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, final
 
 from msgbus.routing.categories import MessageCategory
-from msgbus.routing.dispatch import DispatchOutcome, DispatchStatus
+from msgbus.routing.dispatch.results import DispatchOutcome, DispatchStatus
 from msgbus.telemetry.redaction import redact
 
 LATENCY_HISTOGRAM_BUCKETS: Final = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)

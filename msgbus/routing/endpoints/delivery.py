@@ -19,10 +19,10 @@ from msgbus.errors import (
 from msgbus.messages.message import Message
 from msgbus.resilience.policies import RetryAttempt, RetryConfig
 from msgbus.resilience.retry import Retry
-from msgbus.routing.balancing import Balancing, make_balancer
-from msgbus.routing.endpoints import Endpoint, EndpointRegistry
+from msgbus.routing.endpoints.balancing import Balancing, make_balancer
+from msgbus.routing.endpoints.endpoints import Endpoint, EndpointRegistry
+from msgbus.routing.endpoints.health import HealthMonitor, Passage
 from msgbus.routing.envelope import EventEnvelope
-from msgbus.routing.health import HealthMonitor, Passage
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import LATE
 from msgbus.runtime.timeouts import in_time

@@ -10,7 +10,7 @@ from msgbus.errors import WrongMessageTypeError
 from msgbus.messages.message import Event
 from msgbus.messages.receipts import PublishReceipt
 from msgbus.protocols import IMessageBus
-from msgbus.routing.dispatch import HOP_LIMIT, DispatchResult
+from msgbus.routing.dispatch.results import HOP_LIMIT, DispatchResult
 from msgbus.routing.envelope import HOPS_HEADER, EventEnvelope
 from msgbus.telemetry.redaction import redact_exception
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeAlias, final
 from weakref import WeakKeyDictionary
 
 from msgbus.errors import ConfigurationError
-from msgbus.routing.endpoints import Endpoint
+from msgbus.routing.endpoints.endpoints import Endpoint
 
 
 class Balancer(Protocol):

@@ -26,7 +26,7 @@ from msgbus.messages.message import SystemEvent
 from msgbus.resilience.breaker import CircuitBreaker, Permit
 from msgbus.resilience.policies import CircuitBreakerConfig
 from msgbus.resilience.states import CircuitState
-from msgbus.routing.endpoints import Endpoint, EndpointRegistry
+from msgbus.routing.endpoints.endpoints import Endpoint, EndpointRegistry
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import Task, current_runtime
 from msgbus.telemetry.logging import log

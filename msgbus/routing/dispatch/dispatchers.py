@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast, final
 from msgbus.errors import ConfigurationError, DuplicateHandlerError, EngineFrozenError
 from msgbus.protocols import require_members
 from msgbus.routing.categories import MessageCategory
-from msgbus.routing.dispatch import DispatchResult
+from msgbus.routing.dispatch.results import DispatchResult
 from msgbus.routing.envelope import EventEnvelope, message_type_name
 from msgbus.routing.inputs import require_category, require_id
 
 if TYPE_CHECKING:
-    from msgbus.routing.metrics import DispatcherCounts
+    from msgbus.routing.dispatch.metrics import DispatcherCounts
 
 DispatcherOutput: TypeAlias = str | list[str] | DispatchResult | None
 """What a dispatcher gives: the topics its output goes to, or a whole result."""

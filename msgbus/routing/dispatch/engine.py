@@ -20,15 +20,7 @@ from msgbus.errors import (
 )
 from msgbus.routing.categories import MessageCategory
 from msgbus.routing.checks import route_faults
-from msgbus.routing.dispatch import (
-    HOP_LIMIT,
-    DispatchOutcome,
-    DispatchResult,
-    DispatchRoute,
-    DispatchStatus,
-)
-from msgbus.routing.dispatch_log import Dispatched, DispatchLog
-from msgbus.routing.dispatchers import (
+from msgbus.routing.dispatch.dispatchers import (
     DispatcherEntry,
     DispatcherRegistry,
     DispatchFunction,
@@ -38,17 +30,25 @@ from msgbus.routing.dispatchers import (
     duplicate,
     is_async,
 )
-from msgbus.routing.envelope import EventEnvelope
-from msgbus.routing.fanout import FanOut
-from msgbus.routing.inputs import require_category, require_id, require_timeout
-from msgbus.routing.metrics import (
+from msgbus.routing.dispatch.logging import Dispatched, DispatchLog
+from msgbus.routing.dispatch.metrics import (
     DispatcherCounts,
     DispatcherMetrics,
     DispatchMetrics,
     EngineCounts,
 )
-from msgbus.routing.onward import OutputPublisher, publish_onward
-from msgbus.routing.plans import FrozenRoutes, Plan
+from msgbus.routing.dispatch.results import (
+    HOP_LIMIT,
+    DispatchOutcome,
+    DispatchResult,
+    DispatchRoute,
+    DispatchStatus,
+)
+from msgbus.routing.dispatch.routes import FrozenRoutes, Plan
+from msgbus.routing.envelope import EventEnvelope
+from msgbus.routing.fanout import FanOut
+from msgbus.routing.forwarding import OutputPublisher, publish_onward
+from msgbus.routing.inputs import require_category, require_id, require_timeout
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.telemetry.logging import EventLogger, StandardLogger
 

@@ -11,7 +11,7 @@ from msgbus.errors import ConfigurationError
 from msgbus.messages.topics.pattern import TopicPattern
 from msgbus.resilience.policies import RetryConfig
 from msgbus.routing.calls import Callee
-from msgbus.routing.dispatchers import duplicate
+from msgbus.routing.dispatch.dispatchers import duplicate
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.inputs import require_id
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 from msgbus.messages.topics.pattern import is_topic
 from msgbus.protocols import require_members
 from msgbus.routing.categories import MessageCategory
-from msgbus.routing.dispatch import DispatchOutcome, DispatchResult
+from msgbus.routing.dispatch.results import DispatchOutcome, DispatchResult
 from msgbus.telemetry.logging import EventLogger, Log, StandardLogger
 
 Keys: TypeAlias = dict[str, Any]
