@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, final
 
-from msgbus.resilience.policies import CircuitBreakerConfig, RetryConfig
+from msgbus.resilience.config import CircuitBreakerConfig, RetryConfig
 
 HICCUP_EVERY: Final = 100
 """One order in so many is refused at the first try, and taken at the second."""

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from msgbus.middleware.chaos import ChaosMiddleware
     from msgbus.resilience.breaker import CircuitBreaker, Permit
     from msgbus.resilience.bus import ResilientMessageBus
-    from msgbus.resilience.dead_letters import DeadLetterQueue
-    from msgbus.resilience.letter_files import ImportReport
-    from msgbus.resilience.letters import DeadLetterEntry, LetterStatus
-    from msgbus.resilience.memory_store import MemoryDeadLetterStore
-    from msgbus.resilience.policies import (
+    from msgbus.resilience.config import (
         MESSAGE_ERRORS,
         CircuitBreakerConfig,
         RateLimit,
         RetryAttempt,
         RetryConfig,
     )
+    from msgbus.resilience.dead_letters import DeadLetterQueue
+    from msgbus.resilience.letter_files import ImportReport
+    from msgbus.resilience.letters import DeadLetterEntry, LetterStatus
+    from msgbus.resilience.memory_store import MemoryDeadLetterStore
     from msgbus.resilience.policy import Policy
     from msgbus.resilience.replay import LetterReplayReport, ReplayOutcome
     from msgbus.resilience.sqlite_store import SqliteDeadLetterStore
@@ -71,7 +71,7 @@ _HOMES: Final = {
     "ChaosMiddleware": "msgbus.middleware.chaos",
     "CircuitOpenError": "msgbus.errors",
     "CircuitBreaker": "msgbus.resilience.breaker",
-    "CircuitBreakerConfig": "msgbus.resilience.policies",
+    "CircuitBreakerConfig": "msgbus.resilience.config",
     "CircuitChange": "msgbus.resilience.states",
     "CircuitState": "msgbus.resilience.states",
     "DeadLetterEntry": "msgbus.resilience.letters",
@@ -79,7 +79,7 @@ _HOMES: Final = {
     "DeadLetterStore": "msgbus.resilience.stores",
     "ImportReport": "msgbus.resilience.letter_files",
     "JournalDeadLetterStore": "msgbus.journal.letters",
-    "MESSAGE_ERRORS": "msgbus.resilience.policies",
+    "MESSAGE_ERRORS": "msgbus.resilience.config",
     "LetterFilter": "msgbus.resilience.stores",
     "LetterGroup": "msgbus.resilience.stores",
     "LetterPage": "msgbus.resilience.stores",
@@ -89,11 +89,11 @@ _HOMES: Final = {
     "Overflow": "msgbus.resilience.stores",
     "Permit": "msgbus.resilience.breaker",
     "Policy": "msgbus.resilience.policy",
-    "RateLimit": "msgbus.resilience.policies",
+    "RateLimit": "msgbus.resilience.config",
     "ReplayOutcome": "msgbus.resilience.replay",
     "ResilientMessageBus": "msgbus.resilience.bus",
-    "RetryAttempt": "msgbus.resilience.policies",
-    "RetryConfig": "msgbus.resilience.policies",
+    "RetryAttempt": "msgbus.resilience.config",
+    "RetryConfig": "msgbus.resilience.config",
     "SqliteDeadLetterStore": "msgbus.resilience.sqlite_store",
 }
 

@@ -35,7 +35,7 @@ import anyio
 
 from msgbus.errors import CircuitOpenError, Refusal
 from msgbus.messages.results import FailedResult
-from msgbus.resilience.policies import CircuitBreakerConfig
+from msgbus.resilience.config import CircuitBreakerConfig
 from msgbus.resilience.states import CircuitChange, CircuitState
 from msgbus.resilience.window import Streak, make_window
 from msgbus.runtime.clock import Clock, SystemClock

@@ -29,11 +29,11 @@ from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
 from msgbus.middleware.rate_limit import RateLimitMiddleware
 from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.circuits import Circuits
+from msgbus.resilience.config import CircuitBreakerConfig, RateLimit, RetryAttempt, RetryConfig
 from msgbus.resilience.dead_letters import DeadLetterQueue
 from msgbus.resilience.guard import Guard, marking
 from msgbus.resilience.letters import DeadLetterEntry
 from msgbus.resilience.memory_store import MemoryDeadLetterStore
-from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryAttempt, RetryConfig
 from msgbus.resilience.policy import Breaker, Policy, PolicyBook, PolicyOptions, Target, describe
 from msgbus.resilience.redelivery import redeliver
 from msgbus.resilience.stores import DeadLetterStore

@@ -21,7 +21,7 @@ from msgbus.messages.system_events import (
     CircuitOpenedEvent,
 )
 from msgbus.resilience.breaker import CircuitBreaker
-from msgbus.resilience.policies import CircuitBreakerConfig
+from msgbus.resilience.config import CircuitBreakerConfig
 from msgbus.resilience.states import CircuitChange, CircuitState
 from msgbus.telemetry.logging import log
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast, final
 from msgbus.context import context_of, current_frame
 from msgbus.errors import CircuitOpenError, Refusal
 from msgbus.messages.message import first_message, metadata_of
-from msgbus.resilience.policies import RetryAttempt
+from msgbus.resilience.config import RetryAttempt
 from msgbus.resilience.retry import CIRCUIT_OPEN, Retry, trouble_now
 from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception

@@ -10,7 +10,7 @@ from msgbus.errors import ConfigurationError
 from msgbus.handlers.signatures import handler_name
 from msgbus.messages.message import Message, SystemEvent
 from msgbus.resilience.breaker import CircuitBreaker
-from msgbus.resilience.policies import CircuitBreakerConfig, RateLimit, RetryConfig
+from msgbus.resilience.config import CircuitBreakerConfig, RateLimit, RetryConfig
 
 if TYPE_CHECKING:
     from msgbus.handlers.registration import Registration

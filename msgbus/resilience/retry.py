@@ -24,7 +24,7 @@ from msgbus.errors import (
 )
 
 if TYPE_CHECKING:
-    from msgbus.resilience.policies import RetryConfig
+    from msgbus.resilience.config import RetryConfig
     from msgbus.runtime.clock import Clock
 
 CIRCUIT_OPEN: Final = "circuit open"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, Protocol, final
 
-from msgbus.resilience.policies import CircuitBreakerConfig
+from msgbus.resilience.config import CircuitBreakerConfig
 
 DEFAULT_CALLS: Final = 100
 

@@ -10,7 +10,7 @@ from msgbus.errors import ConfigurationError, Refusal, WrongMessageTypeError
 from msgbus.subscriptions.config import RetryTiers
 
 if TYPE_CHECKING:
-    from msgbus.resilience.policies import RetryConfig
+    from msgbus.resilience.config import RetryConfig
 
 HOPELESS: Final = (Refusal, ConfigurationError, WrongMessageTypeError, ValidationError)
 """What comes out the same however often it is tried.

@@ -17,7 +17,7 @@ from msgbus.errors import (
     Refusal,
 )
 from msgbus.messages.message import Message
-from msgbus.resilience.policies import RetryAttempt, RetryConfig
+from msgbus.resilience.config import RetryAttempt, RetryConfig
 from msgbus.resilience.retry import Retry
 from msgbus.routing.endpoints.balancing import Balancing, make_balancer
 from msgbus.routing.endpoints.endpoints import Endpoint, EndpointRegistry

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast, final
 
 from msgbus.errors import ConfigurationError
 from msgbus.messages.topics.pattern import TopicPattern
-from msgbus.resilience.policies import RetryConfig
+from msgbus.resilience.config import RetryConfig
 from msgbus.routing.calls import Callee
 from msgbus.routing.dispatch.dispatchers import duplicate
 from msgbus.routing.envelope import EventEnvelope

@@ -24,7 +24,7 @@ import anyio
 from msgbus.errors import CircuitOpenError, ConfigurationError
 from msgbus.messages.message import SystemEvent
 from msgbus.resilience.breaker import CircuitBreaker, Permit
-from msgbus.resilience.policies import CircuitBreakerConfig
+from msgbus.resilience.config import CircuitBreakerConfig
 from msgbus.resilience.states import CircuitState
 from msgbus.routing.endpoints.endpoints import Endpoint, EndpointRegistry
 from msgbus.runtime.clock import Clock, SystemClock

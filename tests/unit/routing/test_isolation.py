@@ -18,7 +18,7 @@ from msgbus.errors import (
     RequestTimeoutError,
 )
 from msgbus.resilience import CircuitBreakerConfig, CircuitState, RetryConfig
-from msgbus.resilience.policies import RetryAttempt
+from msgbus.resilience.config import RetryAttempt
 from msgbus.routing import (
     Endpoint,
     EndpointRegistry,
