@@ -1,7 +1,12 @@
 """msgbus: commands, events and sessions for Python applications."""
 
-from msgbus.bus import MessageBus
-from msgbus.context import Context, current_context
+from msgbus.bus.bus import MessageBus
+from msgbus.bus.context import Context, current_context
+from msgbus.bus.monitoring.handler_info import HandlerInfo
+from msgbus.bus.portal import BusPortal
+from msgbus.bus.session import BusSession
+from msgbus.bus.streams import EventStream
+from msgbus.bus.subscription import Subscription
 from msgbus.default import get_bus
 from msgbus.errors import (
     BusClosedError,
@@ -85,7 +90,6 @@ from msgbus.errors import (
     WrongMessageTypeError,
 )
 from msgbus.expectations import Expectation
-from msgbus.handler_info import HandlerInfo
 from msgbus.handlers.config import BackpressureStrategy, BusConfig, QueueConfig, QueueLevel
 from msgbus.handlers.filters import Filter, RateLimitFilter, SessionFilter, TypeFilter
 from msgbus.handlers.injection import Resolver, per_message, per_session
@@ -131,11 +135,7 @@ from msgbus.messages.system_events import (
     SessionStartEvent,
 )
 from msgbus.middleware.chain import CallNext, Middleware
-from msgbus.portal import BusPortal
 from msgbus.protocols import IMessageBus
-from msgbus.session import BusSession
-from msgbus.streams import EventStream
-from msgbus.subscription import Subscription
 from msgbus.telemetry.stats import BusStats
 
 __all__ = [

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgbus.bus.lanes.queue import Waiter, admit, check_overflow, must_wait, refusing
 from msgbus.messages.receipts import PublishReceipt, PublishStatus
-from msgbus.queue import Waiter, admit, check_overflow, must_wait, refusing
 
 if TYPE_CHECKING:
+    from msgbus.bus.lanes.outcomes import Outcomes
+    from msgbus.bus.lanes.queue import Gate
+    from msgbus.bus.plans import EventPlan
     from msgbus.messages.message import Event
-    from msgbus.outcomes import Outcomes
-    from msgbus.plans import EventPlan
-    from msgbus.queue import Gate
     from msgbus.runtime.clock import Clock
 
 

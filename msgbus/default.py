@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from msgbus.bus import MessageBus
+from msgbus.bus.bus import MessageBus
 
 _lock: Final = threading.Lock()
 _default: list[MessageBus] = []

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast, final
 
 import anyio
 
+from msgbus.bus.protocols import E
 from msgbus.errors import BusClosedError, ExpectTimeoutError
 from msgbus.handlers.filters import FilterLike, passes
 from msgbus.handlers.registration import Registration, make_registration, read_event_target
-from msgbus.sending import E
 
 if TYPE_CHECKING:
-    from msgbus.core import BusCore
-    from msgbus.subscription import Subscription
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.subscription import Subscription
 
 Where: TypeAlias = Callable[[E], bool | Awaitable[bool]]
 """A condition on an event, sync or async; a `Filter` is one, too."""

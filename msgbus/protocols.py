@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from typing_extensions import get_protocol_members
 
+from msgbus.bus.protocols import SendingMethods
 from msgbus.errors import ConfigurationError
-from msgbus.sending import SendingMethods
 
 if TYPE_CHECKING:
-    from msgbus.handler_info import HandlerInfo
+    from msgbus.bus.monitoring.handler_info import HandlerInfo
+    from msgbus.bus.session import BusSession
     from msgbus.handlers.filters import FilterLike
     from msgbus.handlers.registry import HandlerRegistry
     from msgbus.messages.message import Message
     from msgbus.messages.receipts import DrainReport
     from msgbus.middleware.chain import Middleware, Per
-    from msgbus.session import BusSession
     from msgbus.telemetry.stats import BusStats
 
 

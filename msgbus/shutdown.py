@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from msgbus.core import Phase
+from msgbus.bus.bus_state import Phase
 from msgbus.errors import JournalError, SettleTimeoutError
 from msgbus.messages.receipts import DrainReport, Undelivered
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.core import BusCore
+    from msgbus.bus.bus_state import BusCore
     from msgbus.durability.hub import Durability
     from msgbus.messages.message import Event
 

@@ -9,7 +9,8 @@ from typing import Final, final
 
 import anyio
 
-from msgbus.bus import MessageBus
+from msgbus.bus.bus import MessageBus
+from msgbus.bus.session import BusSession
 from msgbus.demo.aftermath import Aftermath, clear_up
 from msgbus.demo.ledger import Ledger
 from msgbus.demo.messages import (
@@ -24,7 +25,6 @@ from msgbus.demo.plan import Plan
 from msgbus.demo.shop import Shop, open_shop
 from msgbus.messages.receipts import DrainReport, PublishSummary
 from msgbus.messages.results import CommandResult
-from msgbus.session import BusSession
 from msgbus.telemetry.stats import BusStats
 
 TILLS: Final = 16

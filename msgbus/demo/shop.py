@@ -12,7 +12,8 @@ from typing import Any, Final, final
 import anyio
 import anyio.lowlevel
 
-from msgbus.context import Context
+from msgbus.bus.context import Context
+from msgbus.bus.subscription import Subscription
 from msgbus.demo.aftermath import WRONG, TroubleBook
 from msgbus.demo.ledger import CIRCUIT, RETRY, Ledger
 from msgbus.demo.messages import (
@@ -31,7 +32,6 @@ from msgbus.messages.system_events import EventHandlerFailedEvent, SessionEndEve
 from msgbus.middleware.chain import CallNext
 from msgbus.resilience.bus import ResilientMessageBus
 from msgbus.resilience.memory_store import MemoryDeadLetterStore
-from msgbus.subscription import Subscription
 
 PRINTING: Final = 0.002
 """Seconds per label; ten are printed at a time."""

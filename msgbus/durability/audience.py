@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, final
 
+from msgbus.bus.subscription import Subscription
 from msgbus.durability.wire_names import WireNames
 from msgbus.errors import ConfigurationError, HandlerSignatureError
 from msgbus.handlers.registration import make_registration
 from msgbus.handlers.signatures import taken
 from msgbus.messages.message import Event
 from msgbus.messages.topics.pattern import TopicPattern
-from msgbus.subscription import Subscription
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Final, final
 
 import anyio
 
-from msgbus.context import current_frame
+from msgbus.bus.context import current_frame
 from msgbus.durability.transactions import current_transaction
 from msgbus.errors import BusClosedError
 from msgbus.messages.message import SystemEvent, require_event
 from msgbus.messages.receipts import PublishReceipt
 
 if TYPE_CHECKING:
+    from msgbus.bus.plans import EventPlan
     from msgbus.durability.hub import Durability
     from msgbus.durability.publishing import Placed
     from msgbus.messages.message import Event
-    from msgbus.plans import EventPlan
 
 LARGEST: Final = 1000
 """Events of one commit, at most."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from msgbus.handlers.registration import Registration
     from msgbus.runtime.clock import Clock
 
-COMMANDS: Final = "msgbus.commands"
+COMMANDS: Final = "msgbus.bus.commands"
 """The subscription under which enqueued commands wait, and under which they are dead letters."""
 
 

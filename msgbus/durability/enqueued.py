@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import anyio
 
-from msgbus.context import current_frame, fix_in_frame
+from msgbus.bus.context import current_frame, fix_in_frame
+from msgbus.bus.schedule import check_delay
 from msgbus.durability.claims import COMMANDS, Claim, opening, taking_back
 from msgbus.durability.rounds import GRACE, PAUSE, Rounds
 from msgbus.durability.tickets import Ticket
@@ -29,7 +30,6 @@ from msgbus.errors import (
 from msgbus.journal.records import Scheduled, TicketRow, TicketState
 from msgbus.messages.message import Command, Query, R, metadata_of, require_command
 from msgbus.messages.results import FailedResult
-from msgbus.schedule import check_delay
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast, final
 
-from msgbus.core import Phase
+from msgbus.bus.bus_state import Phase
 from msgbus.durability.audience import Audience
 from msgbus.durability.enqueued import CommandQueue
 from msgbus.durability.figures import journal_stats, subscription_stats
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Any
 
-    from msgbus.core import BusCore
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.subscription import Subscription
     from msgbus.durability.replaying import ReplayReport
     from msgbus.handlers.registration import Registration
     from msgbus.journal.records import Record
     from msgbus.messages.message import Event, Message
     from msgbus.messages.receipts import PublishReceipt
-    from msgbus.subscription import Subscription
     from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
 
 

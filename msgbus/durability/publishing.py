@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, final
 
 import anyio
 
+from msgbus.bus.lanes.queue import Gate
 from msgbus.durability.batching import Batch
 from msgbus.durability.transactions import current_transaction
 from msgbus.errors import BusStateError
 from msgbus.journal.operations import Append, Operation
 from msgbus.messages.message import metadata_of
 from msgbus.messages.receipts import PublishReceipt, PublishStatus, PublishSummary
-from msgbus.queue import Gate
 
 if TYPE_CHECKING:
-    from msgbus.context import Frame
+    from msgbus.bus.context import Frame
+    from msgbus.bus.lanes.outcomes import Outcomes
+    from msgbus.bus.plans import EventPlan
     from msgbus.durability.hub import Durability
     from msgbus.journal.records import Ack, Record
     from msgbus.messages.message import Event
-    from msgbus.outcomes import Outcomes
-    from msgbus.plans import EventPlan
 
 
 @final

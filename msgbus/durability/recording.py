@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import anyio
 from typing_extensions import override
 
-from msgbus.context import current_frame
+from msgbus.bus.context import current_frame
 from msgbus.errors import HandlerTimeoutError, JournalError, Refusal, StoredMessageError
 from msgbus.handlers.observers import BusObserver, CallBegan, CallEnded
 from msgbus.journal.operations import AddDelivery, Append, Operation

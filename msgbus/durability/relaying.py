@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import anyio
 
-from msgbus.context import current_frame
+from msgbus.bus.context import current_frame
 from msgbus.durability.batching import Batch
 from msgbus.durability.transactions import current_transaction
 from msgbus.durability.wire_names import WireNames

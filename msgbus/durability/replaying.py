@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import anyio.lowlevel
 
-from msgbus.context import ReplayFrame, context_of, current_frame
+from msgbus.bus.context import ReplayFrame, context_of, current_frame
 from msgbus.errors import CorruptRecordError, Refusal, StoredMessageError
 from msgbus.handlers.filters import passes
 from msgbus.journal.codec import RawMessage

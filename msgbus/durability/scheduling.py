@@ -16,9 +16,9 @@ from msgbus.messages.receipts import PublishReceipt, PublishStatus
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
+    from msgbus.bus.plans import EventPlan
     from msgbus.durability.hub import Durability
     from msgbus.durability.publishing import Placed
-    from msgbus.plans import EventPlan
     from msgbus.runtime.event_loop import Runtime
 
 GROUP: Final = 100

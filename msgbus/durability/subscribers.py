@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import anyio
 from pydantic import ValidationError
 
+from msgbus.bus.lanes.queue import Gated
 from msgbus.durability.wire_names import WireNames
 from msgbus.errors import (
     BusClosedError,
@@ -22,7 +23,6 @@ from msgbus.handlers.delivery import Poison
 from msgbus.journal.codec import RawMessage
 from msgbus.journal.records import Kind, Record
 from msgbus.messages.message import Event, SystemEvent, metadata_of
-from msgbus.queue import Gated
 from msgbus.subscriptions.config import SubscriptionConfig
 from msgbus.subscriptions.progress import Standing
 from msgbus.subscriptions.subscription import DurableSubscription

@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
-from msgbus.context import Frame, current_frame
+from msgbus.bus.context import Frame, current_frame
 from msgbus.errors import BusStateError, TransactionRefusedError
 from msgbus.journal.operations import Fence, Mark, Operation, Sql
 from msgbus.messages.message import metadata_of

@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast, final
 from weakref import WeakKeyDictionary
 
-from msgbus.context import Context, Frame, context_of, current_frame
+from msgbus.bus.context import Context, Frame, context_of, current_frame
 from msgbus.errors import (
     BusNotStartedError,
     ConfigurationError,

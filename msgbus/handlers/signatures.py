@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Union, final, get_args, get_origin
 
 from typing_extensions import is_protocol
 
-from msgbus.context import Context
+from msgbus.bus.context import Context
 from msgbus.errors import HandlerSignatureError
 from msgbus.messages.message import Event, Message
 

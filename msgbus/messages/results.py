@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, Generic, final
 
-from msgbus.context import Frame
+from msgbus.bus.context import Frame
 from msgbus.messages.message import Command, R
 
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, final
 
+from msgbus.bus.lanes.queue import admit, check_overflow, refusing
 from msgbus.errors import QueueFullError
 from msgbus.messages.message import Message, SystemEvent, fix, peek
-from msgbus.queue import admit, check_overflow, refusing
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
-    from msgbus.core import BusCore
+    from msgbus.bus.bus_state import BusCore
 
 
 class CommandStartedEvent(SystemEvent):

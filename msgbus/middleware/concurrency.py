@@ -8,7 +8,7 @@ from typing import Any, Final, final
 
 import anyio
 
-from msgbus.context import Frame, current_frame
+from msgbus.bus.context import Frame, current_frame
 from msgbus.errors import ConfigurationError
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import KeyOf, messages_in, refuse_foreign_loop

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Final, TypeAlias, cast
 
-from msgbus.context import current_frame
+from msgbus.bus.context import current_frame
 from msgbus.errors import ConfigurationError
 from msgbus.messages.message import Message
 from msgbus.runtime.clock import Clock, SystemClock

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, cast, final
 
 import anyio
 
-from msgbus.context import Frame, current_frame
+from msgbus.bus.context import Frame, current_frame
 from msgbus.errors import MiddlewareError
 from msgbus.messages.message import Event, message_type_of
 from msgbus.middleware.chain import CallNext

@@ -8,7 +8,7 @@ from typing import Any, Final, final
 
 import anyio
 
-from msgbus.context import current_frame
+from msgbus.bus.context import current_frame
 from msgbus.errors import ConfigurationError, HandlerTimeoutError
 from msgbus.messages.message import message_type_of
 from msgbus.middleware.chain import CallNext

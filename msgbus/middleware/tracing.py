@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
-from msgbus.context import Frame, current_context, current_frame
+from msgbus.bus.context import Frame, current_context, current_frame
 from msgbus.errors import MissingExtraError, Refusal
 from msgbus.handlers.observers import CallEnded, observed
 from msgbus.messages.message import Message, message_type_of, metadata_of

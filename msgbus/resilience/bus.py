@@ -14,8 +14,8 @@ from weakref import WeakKeyDictionary
 import anyio
 from typing_extensions import Unpack
 
-from msgbus.bus import MessageBus
-from msgbus.context import frame_about
+from msgbus.bus.bus import MessageBus
+from msgbus.bus.context import frame_about
 from msgbus.errors import (
     ConfigurationError,
     DeadLetterError,
@@ -44,19 +44,19 @@ from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import BusStats
 
 if TYPE_CHECKING:
-    from msgbus.context import Frame
+    from msgbus.bus.context import Frame
+    from msgbus.bus.lanes.lane import Lane
+    from msgbus.bus.plans import CommandPlan
+    from msgbus.bus.session import BusSession
     from msgbus.handlers.filters import FilterLike
     from msgbus.handlers.injection import Call, Resolver
     from msgbus.handlers.registration import Registration
     from msgbus.handlers.registry import HandlerRegistry, IRegistry
-    from msgbus.lanes import Lane
     from msgbus.messages.results import CommandResult, FailedResult
     from msgbus.middleware.chain import Middleware
-    from msgbus.plans import CommandPlan
     from msgbus.resilience.retry import Trouble
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime
-    from msgbus.session import BusSession
     from msgbus.subscriptions.config import RetryTiers
 
 

@@ -26,7 +26,7 @@ from msgbus.resilience.states import CircuitChange, CircuitState
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
-    from msgbus.core import BusCore
+    from msgbus.bus.bus_state import BusCore
     from msgbus.handlers.registration import Registration
     from msgbus.resilience.policy import Breaker
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast, final
 
-from msgbus.context import context_of, current_frame
+from msgbus.bus.context import context_of, current_frame
 from msgbus.errors import CircuitOpenError, Refusal
 from msgbus.messages.message import first_message, metadata_of
 from msgbus.resilience.config import RetryAttempt
@@ -21,7 +21,7 @@ from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.context import Frame
+    from msgbus.bus.context import Frame
     from msgbus.handlers.injection import Call
     from msgbus.messages.message import Event
     from msgbus.middleware.chain import Middleware

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
+from msgbus.bus.lanes.queue import Gated
 from msgbus.errors import (
     BusClosedError,
     BusNotStartedError,
@@ -13,14 +14,13 @@ from msgbus.errors import (
     UndeliverableLetterError,
 )
 from msgbus.messages.message import Command, Event
-from msgbus.queue import Gated
 
 if TYPE_CHECKING:
-    from msgbus.core import BusCore
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.lanes.lane import Lane
+    from msgbus.bus.session import BusSession
     from msgbus.handlers.registration import Registration
-    from msgbus.lanes import Lane
     from msgbus.resilience.letters import DeadLetterEntry
-    from msgbus.session import BusSession
 
 
 async def redeliver(core: BusCore, letter: DeadLetterEntry) -> object:

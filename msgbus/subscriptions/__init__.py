@@ -4,8 +4,8 @@
 Nothing here knows of buses or message classes: records go in, acks come out.
 """
 
+from msgbus.bus.subscription import Subscription
 from msgbus.handlers.delivery import Delivery, Mode, Poison, StartAt
-from msgbus.subscription import Subscription
 from msgbus.subscriptions.config import RetryTiers, SubscriptionConfig
 from msgbus.subscriptions.dispatcher import Consumer, Deliver, Dispatcher
 from msgbus.subscriptions.engine import SubscriptionEngine

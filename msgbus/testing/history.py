@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, final
 
 from typing_extensions import override
 
-from msgbus.context import current_frame
+from msgbus.bus.context import current_frame
 from msgbus.errors import WrongMessageTypeError
 from msgbus.handlers.observers import BusObserver, CallBegan, CallEnded
 from msgbus.messages.message import Command, Event, Message

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from msgbus.bus import MessageBus
+    from msgbus.bus.bus import MessageBus
     from msgbus.journal.port import Journal
     from msgbus.runtime.clock import VirtualClock
     from msgbus.testing.recorder import Recorder
@@ -35,7 +35,7 @@ def msgbus_clock() -> VirtualClock:
 @pytest.fixture
 def msgbus_bus(msgbus_clock: VirtualClock) -> MessageBus:
     """A new bus on `msgbus_clock`; start it with `async with msgbus_bus:`."""
-    from msgbus.bus import MessageBus
+    from msgbus.bus.bus import MessageBus
 
     return MessageBus(clock=msgbus_clock)
 
@@ -67,6 +67,6 @@ def msgbus_journaled_bus(msgbus_clock: VirtualClock, msgbus_journal: str | Journ
     A second bus on `msgbus_journal` finds what this one left. Redefine it in conftest.py for a
     bus of your own on the two.
     """
-    from msgbus.bus import MessageBus
+    from msgbus.bus.bus import MessageBus
 
     return MessageBus(clock=msgbus_clock, journal=msgbus_journal)

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, final, ove
 import anyio
 from typing_extensions import override
 
+from msgbus.bus.protocols import E, SendingMethods
 from msgbus.messages.message import RESERVED, Command, Event, Message
-from msgbus.sending import E, SendingMethods
 from msgbus.testing.history import History, RecordedDelivery, RecordedOutcome
 from msgbus.testing.tree import causation_tree
 
 if TYPE_CHECKING:
-    from msgbus.bus import MessageBus
-    from msgbus.core import BusCore
+    from msgbus.bus.bus import MessageBus
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.lanes.lane import Lane
+    from msgbus.bus.session import BusSession
+    from msgbus.bus.streams import EventStream
     from msgbus.expectations import Expectation, Where
     from msgbus.handlers.registry import HandlerRegistry
-    from msgbus.lanes import Lane
     from msgbus.messages.receipts import PublishStatus
-    from msgbus.session import BusSession
-    from msgbus.streams import EventStream
 
 M = TypeVar("M", bound=Message)
 M_co = TypeVar("M_co", bound=Message, covariant=True)

@@ -9,7 +9,7 @@ import anyio
 from typing_extensions import override
 
 from msgbus import CallNext, Command, Context, MessageBus, PublishReceipt, PublishStatus
-from msgbus.core import BusCore
+from msgbus.bus.bus_state import BusCore
 from msgbus.handlers.observers import BusObserver, CallBegan, CallEnded
 from msgbus.handlers.registration import Registration
 from msgbus.messages.message import Event, Message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msgbus.queue import Pace
+from msgbus.bus.lanes.queue import Pace
 from msgbus.runtime.clock import VirtualClock
 
 

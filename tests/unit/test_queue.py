@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from msgbus import BackpressureStrategy, QueueConfig, QueueFullError
-from msgbus.queue import (
+from msgbus.bus.lanes.queue import (
     BoundedEventQueue,
     Gate,
     Waiter,

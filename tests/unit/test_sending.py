@@ -23,7 +23,7 @@ from msgbus import (
     SessionClosedError,
     WrongMessageTypeError,
 )
-from msgbus.sending import SendingMethods
+from msgbus.bus.protocols import SendingMethods
 from tests.fakes import OrderPlaced, OrderShipped, conserves, let_others_run
 
 NAMES = ["execute", "call", "publish", "publish_many", "request", "enqueue", "stream", "expect"]

@@ -13,8 +13,8 @@ from msgbus import (
     MessageBus,
     MessageDefinitionError,
 )
+from msgbus.bus.plans import TOPICS_KEPT
 from msgbus.handlers.registration import Registration
-from msgbus.plans import TOPICS_KEPT
 from msgbus.telemetry.prometheus import BusCollector
 from msgbus.testing import record
 from tests.fakes import Recorder, conserves, logged

@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol, cast, final
 
 import anyio
 
-from msgbus.bus import MessageBus
+from msgbus.bus.bus import MessageBus
+from msgbus.bus.session import BusSession
 from msgbus.demo.durable.findings import Findings, find_out
 from msgbus.demo.durable.folder import DemoError, Folder
 from msgbus.demo.durable.process import Worker, start_worker
@@ -23,7 +24,6 @@ from msgbus.demo.plan import Plan
 from msgbus.demo.rush import Till
 from msgbus.demo.shop import PaymentGateway, Shop, is_real
 from msgbus.handlers.config import BusConfig
-from msgbus.session import BusSession
 
 TILLS: Final = 8
 LOOK: Final = 0.02

@@ -12,7 +12,7 @@ from msgbus.demo.durable.warehouse import HANDLERS, STOCK
 from msgbus.demo.messages import OrderPlaced
 
 if TYPE_CHECKING:
-    from msgbus.bus import MessageBus
+    from msgbus.bus.bus import MessageBus
     from msgbus.journal.port import Journal
 
 PAGE: Final = 1_000

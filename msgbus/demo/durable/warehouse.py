@@ -14,8 +14,8 @@ from typing import Final, final
 
 import anyio
 
-from msgbus.bus import MessageBus
-from msgbus.context import Context
+from msgbus.bus.bus import MessageBus
+from msgbus.bus.context import Context
 from msgbus.demo.aftermath import WRONG
 from msgbus.demo.messages import OrderPlaced
 from msgbus.errors import Unhandleable

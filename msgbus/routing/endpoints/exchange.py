@@ -15,7 +15,7 @@ import inspect
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast, final
 
-from msgbus.context import current_frame
+from msgbus.bus.context import current_frame
 from msgbus.errors import (
     ConfigurationError,
     NoRouteError,

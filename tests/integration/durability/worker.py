@@ -73,7 +73,7 @@ async def once(path: str) -> None:
         say("started")
         assert bus.journal is not None
         seen = -1
-        while await bus.journal.count_scheduled(subscription="msgbus.commands"):
+        while await bus.journal.count_scheduled(subscription="msgbus.bus.commands"):
             seen = await bus.journal.changed(seen, timeout=1)
         await bus.settled()
 

@@ -30,7 +30,7 @@ from tests.durable_shop import CountOrders, DownError, Place, Placed, outcomes, 
 from tests.fakes import let_others_run, logged
 from tests.unit.durability.conftest import Site
 
-COMMANDS = "msgbus.commands"
+COMMANDS = "msgbus.bus.commands"
 
 
 class Pack(Command[int]):

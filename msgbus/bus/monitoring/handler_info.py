@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal, final
 from msgbus.handlers.signatures import location_of
 
 if TYPE_CHECKING:
-    from msgbus.core import BusCore
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.session import BusSession
     from msgbus.handlers.delivery import Mode
     from msgbus.handlers.registration import Registration
     from msgbus.messages.message import Message
-    from msgbus.session import BusSession
 
 
 @final

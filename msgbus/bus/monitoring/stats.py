@@ -15,8 +15,8 @@ from msgbus.telemetry.stats import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from msgbus.core import BusCore
-    from msgbus.lanes import Lane
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.lanes.lane import Lane
 
 
 def snapshot(core: BusCore, *, scheduled: int, dead_letters: int) -> BusStats:

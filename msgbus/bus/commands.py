@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from typing_extensions import override
 
-from msgbus.context import current_frame, fix_in_frame
-from msgbus.depth import called_too_deep
+from msgbus.bus.context import current_frame, fix_in_frame
+from msgbus.bus.monitoring.depth import called_too_deep
+from msgbus.bus.plans import CommandPlan
+from msgbus.bus.protocols import SendingMethods
 from msgbus.messages.message import Command, R, require_command, set_meta
 from msgbus.messages.metadata import ROOT, Root
 from msgbus.messages.results import CommandResult, FailedResult, NestedResult, QueuedResult
 from msgbus.messages.system_events import CommandResultEvent, CommandStartedEvent
 from msgbus.middleware.chain import not_awaited
-from msgbus.plans import CommandPlan
 from msgbus.runtime.arguments import check_seconds
 from msgbus.runtime.timeouts import within
-from msgbus.sending import SendingMethods
 from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations
 
 if TYPE_CHECKING:
-    from msgbus.core import BusCore
-    from msgbus.session import BusSession
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.session import BusSession
 
 FOLD_AT: Final = Durations.FOLD_AT
 NO_PLAN: Final = cast("CommandPlan", None)

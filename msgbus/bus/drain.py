@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from msgbus.context import current_frame
+from msgbus.bus.context import current_frame
 from msgbus.errors import SettleTimeoutError
 
 if TYPE_CHECKING:
+    from msgbus.bus.lanes.lane import Lane
     from msgbus.handlers.registration import Registration
-    from msgbus.lanes import Lane
     from msgbus.messages.receipts import Undelivered
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime

@@ -17,7 +17,7 @@ from msgbus.messages.message import Message, metadata_of
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
-    from msgbus.context import Frame
+    from msgbus.bus.context import Frame
 
 WATCHED_FROM: Final = 100
 """The depth from which types are noted."""

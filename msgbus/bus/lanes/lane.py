@@ -6,14 +6,14 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, final
 
+from msgbus.bus.lanes.queue import BoundedEventQueue, Gated
+from msgbus.bus.lanes.worker import ListWorker, Worker
 from msgbus.messages.receipts import Undelivered
-from msgbus.queue import BoundedEventQueue, Gated
 from msgbus.telemetry.logging import log
-from msgbus.workers import ListWorker, Worker
 
 if TYPE_CHECKING:
-    from msgbus.bus import MessageBus
-    from msgbus.context import Frame
+    from msgbus.bus.bus import MessageBus
+    from msgbus.bus.context import Frame
     from msgbus.handlers.injection import Call
     from msgbus.handlers.registration import Registration
     from msgbus.messages.message import Event

@@ -11,8 +11,12 @@ import anyio.lowlevel
 from typing_extensions import override
 
 from msgbus.admission import admit_event
-from msgbus.context import Frame, current_frame, fix_in_frame
-from msgbus.core import Phase
+from msgbus.bus.bus_state import Phase
+from msgbus.bus.context import Frame, current_frame, fix_in_frame
+from msgbus.bus.lanes.outcomes import Outcomes, waiting_on_lane
+from msgbus.bus.plans import EventPlan
+from msgbus.bus.protocols import SendingMethods
+from msgbus.bus.schedule import Schedule, check_delay
 from msgbus.errors import BusClosedError, QueueFullError, WrongMessageTypeError
 from msgbus.handlers.filters import FilterLike, filter_name, passes
 from msgbus.messages.message import (
@@ -33,17 +37,13 @@ from msgbus.messages.receipts import (
     Undelivered,
 )
 from msgbus.messages.system_events import EventRefusedEvent
-from msgbus.outcomes import Outcomes, waiting_on_lane
-from msgbus.plans import EventPlan
-from msgbus.schedule import Schedule, check_delay
-from msgbus.sending import SendingMethods
 from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.core import BusCore
-    from msgbus.queue import Gate
-    from msgbus.session import BusSession
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.lanes.queue import Gate
+    from msgbus.bus.session import BusSession
 
 
 get_frame: Final = current_frame.get

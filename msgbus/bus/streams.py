@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Generic, final
 
 import anyio
 
+from msgbus.bus.protocols import E
 from msgbus.errors import BusStateError
 from msgbus.handlers.registration import Registration, make_registration, read_event_target
-from msgbus.sending import E
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from msgbus.core import BusCore
-    from msgbus.subscription import Subscription
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.subscription import Subscription
 
 
 @final

@@ -6,8 +6,13 @@ import weakref
 from enum import Enum
 from typing import TYPE_CHECKING, Any, final
 
-from msgbus.context import Frame, context_of, current_frame, frame_about
-from msgbus.depth import DepthWatch
+from msgbus.bus.context import Frame, context_of, current_frame, frame_about
+from msgbus.bus.drain import Quiescence
+from msgbus.bus.lanes.lane import Lane
+from msgbus.bus.lanes.queue import BoundedEventQueue
+from msgbus.bus.monitoring.depth import DepthWatch
+from msgbus.bus.plans import CommandPlan, EventPlan, TopicPlans
+from msgbus.bus.subscription import Subscription
 from msgbus.errors import (
     BusClosedError,
     BusNotStartedError,
@@ -21,23 +26,20 @@ from msgbus.errors import (
 from msgbus.handlers.injection import Call, bind
 from msgbus.handlers.observers import BusObserver, Observers
 from msgbus.handlers.registration import Registration, registration_faults
-from msgbus.lanes import Lane
 from msgbus.messages.message import Message, SystemEvent, metadata_of
 from msgbus.messages.system_events import EventHandlerFailedEvent, LifecyclePort
 from msgbus.middleware.chain import MiddlewareEntry, Per, batch_faults, build_chain
-from msgbus.plans import CommandPlan, EventPlan, TopicPlans
-from msgbus.queue import BoundedEventQueue
-from msgbus.quiescence import Quiescence
 from msgbus.runtime.event_loop import foreign_loop
 from msgbus.runtime.threads import ThreadPool
 from msgbus.runtime.timeouts import with_timeout
-from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Ledger
 
 if TYPE_CHECKING:
-    from msgbus.bus import MessageBus
+    from msgbus.bus.bus import MessageBus
+    from msgbus.bus.session import BusSession
+    from msgbus.bus.streams import EventStream
     from msgbus.durability.hub import Durability
     from msgbus.expectations import Watch
     from msgbus.handlers.config import BusConfig
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
     from msgbus.handlers.registry import IRegistry
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime
-    from msgbus.session import BusSession
-    from msgbus.streams import EventStream
 
 
 class Phase(Enum):

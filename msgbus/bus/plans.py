@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, final
 
+from msgbus.bus.lanes.queue import Gate, Gated, gate_by_priority
 from msgbus.messages.receipts import PublishReceipt, PublishStatus
-from msgbus.queue import Gate, Gated, gate_by_priority
 
 if TYPE_CHECKING:
-    from msgbus.bus import MessageBus
+    from msgbus.bus.bus import MessageBus
+    from msgbus.bus.lanes.lane import Lane
+    from msgbus.bus.lanes.outcomes import Outcomes
     from msgbus.handlers.injection import Call
     from msgbus.handlers.registration import Registration
-    from msgbus.lanes import Lane
     from msgbus.messages.message import Event
-    from msgbus.outcomes import Outcomes
     from msgbus.telemetry.stats import CommandCounts, EventCounts
 
 TOPICS_KEPT: Final = 5_000

@@ -10,36 +10,36 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from typing_extensions import override
 
-from msgbus.commands import CommandSide
-from msgbus.context import current_frame
-from msgbus.core import BusCore, Phase
+from msgbus.bus.bus_state import BusCore, Phase
+from msgbus.bus.commands import CommandSide
+from msgbus.bus.context import current_frame
+from msgbus.bus.events import EventSide
+from msgbus.bus.journal_methods import JournalSide
+from msgbus.bus.monitoring.handler_info import HandlerInfo, all_handlers
+from msgbus.bus.monitoring.loop_watch import LoopWatch, watch_loop
+from msgbus.bus.monitoring.stats import snapshot
+from msgbus.bus.portal import BusPortal
+from msgbus.bus.protocols import E
+from msgbus.bus.requests import RequestSide
+from msgbus.bus.session import BusSession
+from msgbus.bus.streams import EventStream
+from msgbus.bus.subscription import Subscription
 from msgbus.errors import BusClosedError, ConfigurationError, Fault
-from msgbus.events import EventSide
 from msgbus.expectations import Expectation, Where
-from msgbus.handler_info import HandlerInfo, all_handlers
 from msgbus.handlers.config import BusConfig
 from msgbus.handlers.filters import FilterLike
 from msgbus.handlers.injection import Call, Providers, Resolver
 from msgbus.handlers.registration import Registration
 from msgbus.handlers.registration_methods import Registrar
 from msgbus.handlers.registry import HandlerRegistry, IRegistry
-from msgbus.journaled import JournalSide
-from msgbus.loop_watch import LoopWatch, watch_loop
 from msgbus.messages.message import Command, Event, Message
 from msgbus.messages.receipts import DrainReport
 from msgbus.middleware.chain import Middleware, Per, make_entry
-from msgbus.portal import BusPortal
 from msgbus.protocols import require_members
-from msgbus.requests import RequestSide
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import current_runtime
 from msgbus.runtime.resources import Keeper
-from msgbus.sending import E
-from msgbus.session import BusSession
 from msgbus.shutdown import drain, end, quiet, workers_gone
-from msgbus.snapshot import snapshot
-from msgbus.streams import EventStream
-from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception, warm_up
 from msgbus.telemetry.stats import BusStats
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from msgbus.lanes import Lane
+    from msgbus.bus.lanes.lane import Lane
     from msgbus.runtime.event_loop import Runtime
 
 

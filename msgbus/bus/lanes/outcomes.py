@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 import anyio
 
+from msgbus.bus.lanes.lane import Lane
 from msgbus.errors import InsideHandlerError
-from msgbus.lanes import Lane
 from msgbus.messages.receipts import HandlerOutcome, OutcomeStatus
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.context import Frame
-    from msgbus.queue import Gated
+    from msgbus.bus.context import Frame
+    from msgbus.bus.lanes.queue import Gated
 
 
 @final

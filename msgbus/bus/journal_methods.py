@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from typing_extensions import override
 
+from msgbus.bus.protocols import SendingMethods
 from msgbus.errors import ConfigurationError
 from msgbus.messages.message import R
 from msgbus.protocols import require_members
-from msgbus.sending import SendingMethods
 
 if TYPE_CHECKING:
     import sqlite3
     from datetime import datetime
 
-    from msgbus.core import BusCore
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.subscription import Subscription
     from msgbus.durability.hub import Durability
     from msgbus.durability.outbox import Outbox
     from msgbus.durability.relaying import Relay, RelayReport
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from msgbus.handlers.registration import Registration
     from msgbus.journal.port import Journal
     from msgbus.messages.message import Command
-    from msgbus.subscription import Subscription
     from msgbus.subscriptions.config import RetryTiers
 
 T = TypeVar("T")

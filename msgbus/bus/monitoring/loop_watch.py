@@ -14,13 +14,13 @@ from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from msgbus.context import Frame
+from msgbus.bus.context import Frame
 from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.tracebacks import is_of_msgbus, redacted_stack
 
 if TYPE_CHECKING:
-    from msgbus.bus import MessageBus
+    from msgbus.bus.bus import MessageBus
     from msgbus.runtime.event_loop import Runtime, Task
 
 _JOIN_TIMEOUT: Final = 1.0

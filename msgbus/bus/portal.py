@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, TypeVar, cast, fina
 
 from typing_extensions import ParamSpec
 
-from msgbus.sending import E, SendingMethods
+from msgbus.bus.protocols import E, SendingMethods
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from msgbus.bus import MessageBus
-    from msgbus.core import BusCore
+    from msgbus.bus.bus import MessageBus
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.streams import EventStream
     from msgbus.expectations import Where
-    from msgbus.streams import EventStream
 
 P = ParamSpec("P")
 T = TypeVar("T")

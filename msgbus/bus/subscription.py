@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, final
 from msgbus.errors import BusStateError
 
 if TYPE_CHECKING:
-    from msgbus.core import BusCore
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.lanes.lane import Lane
     from msgbus.handlers.delivery import StartAt
     from msgbus.handlers.registration import Registration
-    from msgbus.lanes import Lane
     from msgbus.messages.message import Message
     from msgbus.subscriptions.progress import Progress
     from msgbus.subscriptions.subscription import DurableSubscription

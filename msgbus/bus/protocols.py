@@ -12,11 +12,11 @@ from msgbus.messages.message import Command, Event, R
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from msgbus.bus.streams import EventStream
     from msgbus.durability.tickets import Ticket
     from msgbus.expectations import Expectation, Where
     from msgbus.messages.receipts import PublishReceipt, PublishSummary
     from msgbus.messages.results import CommandResult
-    from msgbus.streams import EventStream
 
 E = TypeVar("E", bound=Event, default=Event)
 

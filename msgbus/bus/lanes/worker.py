@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast, final
 
-from msgbus.context import (
+from msgbus.bus.context import (
     EventFrame,
     Frame,
     ListFrame,
@@ -18,15 +18,15 @@ from msgbus.context import (
     current_frame,
     frame_about,
 )
+from msgbus.bus.lanes.queue import Gated
 from msgbus.handlers.filters import passes
 from msgbus.middleware.chain import not_awaited
-from msgbus.queue import Gated
 from msgbus.telemetry.logging import ids_of, log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations
 
 if TYPE_CHECKING:
-    from msgbus.lanes import Lane
+    from msgbus.bus.lanes.lane import Lane
     from msgbus.messages.message import Event
     from msgbus.runtime.event_loop import Runtime, Task
 

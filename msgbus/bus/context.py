@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, cast, final
 
 from typing_extensions import TypeVar, override
 
+from msgbus.bus.protocols import E, SendingMethods
 from msgbus.messages.message import (
     Event,
     Message,
@@ -26,13 +27,12 @@ from msgbus.messages.message import (
     topic_of,
 )
 from msgbus.messages.metadata import Metadata, Root
-from msgbus.sending import E, SendingMethods
 
 if TYPE_CHECKING:
-    from msgbus.bus import MessageBus
+    from msgbus.bus.bus import MessageBus
+    from msgbus.bus.session import BusSession
+    from msgbus.bus.streams import EventStream
     from msgbus.expectations import Expectation, Where
-    from msgbus.session import BusSession
-    from msgbus.streams import EventStream
 
 F = TypeVar("F", bound=Callable[..., Any])
 Bus_co = TypeVar("Bus_co", bound="MessageBus", default="MessageBus", covariant=True)
@@ -70,7 +70,7 @@ class Frame:
 
     @property
     def depth(self) -> int:
-        """How many handlings led to this one; see `msgbus.depth`.
+        """How many handlings led to this one; see `msgbus.bus.monitoring.depth`.
 
         Found at the first look, which is when something is sent from here: most frames are
         never asked. After that it stays, as the message itself may be sent on.

@@ -10,20 +10,20 @@ import anyio
 from typing_extensions import override
 from uuid_utils import uuid7
 
-from msgbus.context import current_frame, fix_in_frame
+from msgbus.bus.context import current_frame, fix_in_frame
+from msgbus.bus.monitoring.handler_info import HandlerInfo, session_handlers
+from msgbus.bus.plans import TopicPlans
+from msgbus.bus.protocols import E, SendingMethods
+from msgbus.bus.streams import EventStream
+from msgbus.bus.subscription import Subscription
 from msgbus.errors import DuplicateSessionError, SessionClosedError
 from msgbus.expectations import Expectation, Where
-from msgbus.handler_info import HandlerInfo, session_handlers
 from msgbus.handlers.injection import Provider, Providers
 from msgbus.handlers.registration_methods import Registrar
 from msgbus.messages.message import Event, Message, require_command, require_event
 from msgbus.messages.receipts import SessionReport
 from msgbus.messages.system_events import COMMAND_EVENTS, SessionEndEvent, SessionStartEvent
-from msgbus.plans import TopicPlans
 from msgbus.runtime.resources import Keeper
-from msgbus.sending import E, SendingMethods
-from msgbus.streams import EventStream
-from msgbus.subscription import Subscription
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from msgbus.bus import MessageBus
-    from msgbus.core import BusCore
+    from msgbus.bus.bus import MessageBus
+    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.lanes.lane import Lane
+    from msgbus.bus.plans import CommandPlan, EventPlan
     from msgbus.handlers.registration import Registration
     from msgbus.handlers.registry import HandlerRegistry
-    from msgbus.lanes import Lane
     from msgbus.messages.receipts import PublishSummary, Undelivered
-    from msgbus.plans import CommandPlan, EventPlan
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from typing_extensions import override
 
-from msgbus.context import current_frame
+from msgbus.bus.context import current_frame
+from msgbus.bus.protocols import SendingMethods
 from msgbus.errors import MissingHandlerError, NoReplierError
 from msgbus.messages.message import Command, R, require_command
 from msgbus.routing.endpoints.correlation import CorrelationManager, RequestTransport
 from msgbus.runtime.arguments import check_seconds
-from msgbus.sending import SendingMethods
 
 if TYPE_CHECKING:
-    from msgbus.core import BusCore
+    from msgbus.bus.bus_state import BusCore
 
 
 @final
