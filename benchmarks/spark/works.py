@@ -26,10 +26,10 @@ from benchmarks.spark.rounds import Timing, by_turns, drain, timed
 from msgbus import pipeline
 from msgbus.journal import SqliteJournal
 from msgbus.pipeline import Pipeline, fold, jobs
-from msgbus.pipeline.columns import MESSAGES
 from msgbus.pipeline.session import session
-from msgbus.pipeline.source.batches import Query, batches
+from msgbus.pipeline.source.journal_file import Query, batches
 from msgbus.pipeline.source.ranges import bounds_of
+from msgbus.pipeline.source.tables import MESSAGES
 
 Work = Callable[[], object]
 

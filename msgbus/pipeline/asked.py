@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
-from msgbus.pipeline.columns import Table
-from msgbus.pipeline.source.filters import Where, conditions, where_values
 from msgbus.pipeline.source.options import microseconds
+from msgbus.pipeline.source.selection import Where, conditions, where_values
+from msgbus.pipeline.source.tables import Table
 
 Bound: TypeAlias = int | datetime
 """An offset (of a delivery: its id), or a time; one without a zone counts as UTC."""

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from msgbus.errors import PipelineOptionError
 from msgbus.messages.message import Message
-from msgbus.pipeline.asked import Asked, Bound
-from msgbus.pipeline.columns import DELIVERIES, MESSAGES, Table, table_of
-from msgbus.pipeline.events import (
+from msgbus.pipeline.arrow_decoding import (
     SOURCE,
     Decoder,
     classes_of,
     envelope_names,
     event_schema,
 )
+from msgbus.pipeline.asked import Asked, Bound
 from msgbus.pipeline.handlers import BatchHandler
 from msgbus.pipeline.lake import ExportReport, export, trimmable
 from msgbus.pipeline.lake.reading import parts_of, read_all
@@ -27,9 +26,10 @@ from msgbus.pipeline.projections import Key, Projection, plan
 from msgbus.pipeline.schemas import spark_schema
 from msgbus.pipeline.session import session
 from msgbus.pipeline.source import NAME, register
-from msgbus.pipeline.source.filters import Where
 from msgbus.pipeline.source.options import journal_path, payload_codec
 from msgbus.pipeline.source.ranges import bounds_of
+from msgbus.pipeline.source.selection import Where
+from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES, Table, table_of
 from msgbus.pipeline.source.tasks import mapped
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from pyspark.sql import functions as sql
 from pyspark.sql.types import StringType, StructField, StructType
 
 from msgbus.pipeline.arrow import Schema, arrow_schema, pa
-from msgbus.pipeline.columns import MESSAGES
 from msgbus.pipeline.lake.reading import Parts
 from msgbus.pipeline.packing import PACKED, packer, unpacked
 from msgbus.pipeline.projections import Fold, States, in_chunks
@@ -21,6 +20,7 @@ from msgbus.pipeline.schemas import spark_schema, to_row
 from msgbus.pipeline.source.options import read_options
 from msgbus.pipeline.source.ranges import FEWEST, Range
 from msgbus.pipeline.source.reader import JournalReader
+from msgbus.pipeline.source.tables import MESSAGES
 from msgbus.pipeline.source.tasks import Batches, Work, in_tasks, mapped
 from msgbus.pipeline.stored import COLUMNS, Plain, StoredRows
 

@@ -19,7 +19,7 @@ from msgbus.errors import ConfigurationError, PipelineError
 from msgbus.journal.operations import CreateCursor, MoveCursor
 from msgbus.journal.sqlite import SqliteJournal
 from msgbus.messages.message import Command, Message
-from msgbus.pipeline.events import SOURCE, Decoder, classes_of, event_schema
+from msgbus.pipeline.arrow_decoding import SOURCE, Decoder, classes_of, event_schema
 from msgbus.pipeline.handlers import BatchHandler, MicroBatch
 from msgbus.pipeline.source import NAME
 from msgbus.pipeline.source.ranges import bounds_of

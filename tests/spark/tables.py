@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.types import StructType, TimestampType
 
-from msgbus.pipeline.columns import DELIVERIES, MESSAGES
+from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES
 
 Row: TypeAlias = dict[str, Any]
 

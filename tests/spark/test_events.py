@@ -15,8 +15,8 @@ from msgbus import ConfigurationError, Event, pipeline
 from msgbus.journal import DeliveryRecord, MessageCodec, Outcome, Record, upcasts
 from msgbus.journal.operations import AddDelivery
 from msgbus.pipeline import Pipeline
-from msgbus.pipeline.columns import DELIVERIES
-from msgbus.pipeline.events import classes_of
+from msgbus.pipeline.arrow_decoding import classes_of
+from msgbus.pipeline.source.tables import DELIVERIES
 from tests.spark.kit import append, rows_of, timestamp, with_journal
 
 

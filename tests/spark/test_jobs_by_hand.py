@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from msgbus.pipeline import jobs
-from msgbus.pipeline.jobs import latency
+from msgbus.pipeline.jobs import metrics as latency
 from msgbus.pipeline.jobs.buckets import bucket_of, middle_of
 from tests.spark.tables import (
     Row,

@@ -17,9 +17,9 @@ from msgbus import PipelineOptionError, WrongLakeError, pipeline
 from msgbus.journal import DeliveryRecord, Outcome, Record
 from msgbus.journal.operations import AddDelivery
 from msgbus.pipeline.asked import Bound
-from msgbus.pipeline.columns import DELIVERIES, MESSAGES
 from msgbus.pipeline.lake import Frames, Lake, export, read_lake
 from msgbus.pipeline.pipeline import Pipeline
+from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES
 from tests.spark.kit import append, mixed_records, numbers, offsets_of, rows_of, with_journal
 from tests.spark.tables import deliveries_frame, messages_frame, random_journal
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from msgbus import pipeline
 from msgbus.journal import Record
 from msgbus.pipeline import Pipeline
-from msgbus.pipeline.columns import MESSAGES
+from msgbus.pipeline.source.tables import MESSAGES
 from msgbus.testing.journals.kit import TIME, make_record
 from tests.spark.kit import (
     append,

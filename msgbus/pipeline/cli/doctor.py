@@ -105,7 +105,7 @@ def _java() -> str:
 
 
 def _reader() -> str:
-    from msgbus.pipeline.source.batches import engine_of
+    from msgbus.pipeline.source.journal_file import engine_of
 
     engine = engine_of("auto")
     if engine == "adbc":
@@ -161,7 +161,7 @@ def _workers(spark: SparkSession) -> str:
 def look_around(batches: Iterator[Any]) -> Iterator[Any]:
     """What a worker has; where it cannot even be imported, msgbus is missing."""
     from msgbus.pipeline.arrow import pa
-    from msgbus.pipeline.source.batches import engine_of
+    from msgbus.pipeline.source.journal_file import engine_of
 
     for _ in batches:
         row = {

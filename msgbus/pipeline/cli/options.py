@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from msgbus.pipeline import targets
+from msgbus.pipeline import import_string as targets
 from msgbus.pipeline.cli.faults import CODES
 
 Run = Callable[[argparse.Namespace], int]

@@ -4,14 +4,14 @@ Each takes `messages` and, where it needs them, `deliveries`, from wherever they
 the lake, or both together. None of them runs anything; Spark does, when the result is asked for.
 """
 
-from msgbus.pipeline.jobs.causation import chains, depths, effects
+from msgbus.pipeline.jobs.attempts import MESSAGE_COLUMNS, tries
 from msgbus.pipeline.jobs.causes import cause_of
 from msgbus.pipeline.jobs.failures import dead_letters, failures, retries
-from msgbus.pipeline.jobs.latency import histogram, merge_histogram, percentiles
+from msgbus.pipeline.jobs.flows import chains, depths, effects
+from msgbus.pipeline.jobs.metrics import histogram, merge_histogram, percentiles
 from msgbus.pipeline.jobs.sessions import sessions, timeline
 from msgbus.pipeline.jobs.stuck import slowest, stuck
 from msgbus.pipeline.jobs.throughput import merge_throughput, throughput
-from msgbus.pipeline.jobs.tries import MESSAGE_COLUMNS, tries
 
 __all__ = [
     "MESSAGE_COLUMNS",

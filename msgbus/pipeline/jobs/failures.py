@@ -5,8 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
 
-from msgbus.pipeline.jobs.causes import cause_column
-from msgbus.pipeline.jobs.tries import (
+from msgbus.pipeline.jobs.attempts import (
     ANSWERED,
     GIVEN_UP,
     count_of,
@@ -16,6 +15,7 @@ from msgbus.pipeline.jobs.tries import (
     is_try,
     tries,
 )
+from msgbus.pipeline.jobs.causes import cause_column
 
 
 def failures(messages: DataFrame, deliveries: DataFrame) -> DataFrame:

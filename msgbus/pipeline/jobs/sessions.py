@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
-from msgbus.pipeline.jobs.tries import (
+from msgbus.pipeline.jobs.attempts import (
     ANSWERED,
     count_of,
     happened,

@@ -8,7 +8,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
-from msgbus.pipeline.jobs.tries import (
+from msgbus.pipeline.jobs.attempts import (
     ANSWERED,
     GIVEN_UP,
     happened,

@@ -7,7 +7,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
-from msgbus.pipeline.jobs.tries import (
+from msgbus.pipeline.jobs.attempts import (
     count_of,
     is_failed,
     is_outcome,

@@ -13,13 +13,13 @@ from pyspark.sql import functions as sql
 
 from msgbus.errors import WrongLakeError
 from msgbus.pipeline.arrow import Batch
-from msgbus.pipeline.columns import DELIVERIES, MESSAGES, Table
 from msgbus.pipeline.lake.folder import Lake, Segment, Staged
 from msgbus.pipeline.lake.writing import Place, stage, stage_ranges
-from msgbus.pipeline.source.batches import batches
+from msgbus.pipeline.source.journal_file import batches
 from msgbus.pipeline.source.options import ReadOptions
 from msgbus.pipeline.source.ranges import Bounds, Range, bounds_of, reading, split
 from msgbus.pipeline.source.reader import check_sealed, query_of
+from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES, Table
 
 if TYPE_CHECKING:
     from msgbus.pipeline.pipeline import Pipeline

@@ -11,10 +11,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from msgbus.pipeline.asked import Asked, Bound
-from msgbus.pipeline.columns import MESSAGES, Table
 from msgbus.pipeline.lake.folder import Lake, Segment
 from msgbus.pipeline.source import NAME
-from msgbus.pipeline.source.filters import where_values
+from msgbus.pipeline.source.selection import where_values
+from msgbus.pipeline.source.tables import MESSAGES, Table
 
 if TYPE_CHECKING:
     from msgbus.pipeline.pipeline import Pipeline

@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple, TypeAlias, final
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from msgbus.pipeline.arrow import Batch, Schema, arrow_schema, pa
-from msgbus.pipeline.columns import Table
 from msgbus.pipeline.lake.folder import Staged
 from msgbus.pipeline.source.ranges import Range
+from msgbus.pipeline.source.tables import Table
 from msgbus.pipeline.source.tasks import Batches, Read, Work, in_tasks, mapped
 
 ROW_GROUP: Final = 100_000

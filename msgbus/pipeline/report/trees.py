@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sql
 
 from msgbus.pipeline import jobs
-from msgbus.pipeline.jobs.tries import happened, seconds_between
+from msgbus.pipeline.jobs.attempts import happened, seconds_between
 from msgbus.pipeline.report.data import Tree, TreeNode
 
 MOST: Final = 40

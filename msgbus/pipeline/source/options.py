@@ -15,8 +15,8 @@ from urllib.parse import quote
 from msgbus.errors import PipelineOptionError
 from msgbus.journal.codec import PayloadCodec
 from msgbus.journal.sqlite.files import MEMORY, parse_url
-from msgbus.pipeline.columns import MESSAGES, Table, table_of
-from msgbus.pipeline.targets import load
+from msgbus.pipeline.import_string import load
+from msgbus.pipeline.source.tables import MESSAGES, Table, table_of
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)

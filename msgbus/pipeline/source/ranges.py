@@ -18,8 +18,8 @@ from msgbus.errors import (
 from msgbus.journal.sqlite import queries, reads
 from msgbus.journal.sqlite.faults import translated
 from msgbus.journal.sqlite.schema import has_journal
-from msgbus.pipeline.columns import MESSAGES, Table
 from msgbus.pipeline.source.options import file_uri
+from msgbus.pipeline.source.tables import MESSAGES, Table
 
 ROWS: Final = 250_000
 """Rows of one range, at most, unless the number of ranges is given."""

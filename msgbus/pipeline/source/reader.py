@@ -9,11 +9,11 @@ from pyspark.sql.types import StructType
 
 from msgbus.errors import PipelineOptionError, TrimmedError
 from msgbus.pipeline.arrow import Batch
-from msgbus.pipeline.columns import Table
-from msgbus.pipeline.source.batches import Query, batches
-from msgbus.pipeline.source.filters import conditions
+from msgbus.pipeline.source.journal_file import Query, batches
 from msgbus.pipeline.source.options import ReadOptions
 from msgbus.pipeline.source.ranges import Range, bounds_of, split
+from msgbus.pipeline.source.selection import conditions
+from msgbus.pipeline.source.tables import Table
 
 
 def columns_of(table: Table, schema: StructType) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from msgbus.errors import PipelineError, TrimmedError
 from msgbus.pipeline.arrow import Batch
-from msgbus.pipeline.source.batches import batches
+from msgbus.pipeline.source.journal_file import batches
 from msgbus.pipeline.source.options import ReadOptions
 from msgbus.pipeline.source.ranges import Bounds, Range, bounds_of, split
 from msgbus.pipeline.source.reader import columns_of, query_of

@@ -25,11 +25,11 @@ from msgbus import (
 )
 from msgbus.journal import Retention, SqliteJournal
 from msgbus.journal.sqlite.schema import VERSION
-from msgbus.pipeline.columns import DELIVERIES, MESSAGES
-from msgbus.pipeline.source.batches import Query, batches
 from msgbus.pipeline.source.ids import Ids, v7
+from msgbus.pipeline.source.journal_file import Query, batches
 from msgbus.pipeline.source.options import microseconds, read_options
 from msgbus.pipeline.source.ranges import bounds_of, split
+from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES
 from msgbus.testing.journals.kit import make_record
 from tests.spark.kit import append, row_of, with_journal
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 from pyspark.sql.types import IntegerType, LongType, StringType
 
 from msgbus.errors import PipelineOptionError
-from msgbus.pipeline.columns import Table
+from msgbus.pipeline.source.tables import Table
 
 Where: TypeAlias = Mapping[str, Any]
 """A value, or several of which one must fit, for each of some columns."""

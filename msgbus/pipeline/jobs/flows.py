@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sql
 
-from msgbus.pipeline.jobs.tries import count_of, seconds_between
+from msgbus.pipeline.jobs.attempts import count_of, seconds_between
 
 
 def chains(messages: DataFrame) -> DataFrame:

@@ -23,9 +23,9 @@ from msgbus.errors import PipelineOptionError, TrimmedError
 from msgbus.journal.codec import PayloadCodec
 from msgbus.journal.sqlite.faults import translated
 from msgbus.pipeline.arrow import Array, ArrowType, Batch, Schema, arrow_schema, arrow_type, pa
-from msgbus.pipeline.columns import HELPERS, MESSAGES, Table
 from msgbus.pipeline.source.options import file_uri, payload_codec
 from msgbus.pipeline.source.ranges import check
+from msgbus.pipeline.source.tables import HELPERS, MESSAGES, Table
 
 # -- the query -----------------------------------------------------------------------------
 

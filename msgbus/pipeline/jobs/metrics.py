@@ -7,8 +7,8 @@ from typing import Final, Literal, TypeAlias
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sql
 
+from msgbus.pipeline.jobs.attempts import is_try, minute_of, tries
 from msgbus.pipeline.jobs.buckets import bucket_column, middle_column
-from msgbus.pipeline.jobs.tries import is_try, minute_of, tries
 
 Measure: TypeAlias = Literal["run", "wait", "total"]
 """Seconds in the handler; between publish and try; from publish to the end of the try."""

@@ -14,8 +14,8 @@ from msgbus.journal.records import Kind, Record
 from msgbus.messages.message import Message
 from msgbus.messages.upcasting import Upcaster, restore_upcasters, upcasters_of
 from msgbus.pipeline.arrow import Array, Batch, Schema, arrow_schema, arrow_type, pa
-from msgbus.pipeline.columns import MESSAGES
 from msgbus.pipeline.schemas import known_subclasses, model_shape, spark_schema, to_row
+from msgbus.pipeline.source.tables import MESSAGES
 from msgbus.pipeline.stored import Plain
 from msgbus.telemetry.redaction import redact_exception
 
