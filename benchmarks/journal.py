@@ -24,7 +24,7 @@ from typing import Any, Final, TypeAlias
 from benchmarks.rows import Row
 from benchmarks.timing import Effort, Measurement, WorkNotDoneError, steady, summarise, timed
 from msgbus.journal import Record, SqliteJournal
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 
 Append: TypeAlias = Callable[[Record], Awaitable[object]]
 Store: TypeAlias = Callable[[Path], AbstractAsyncContextManager[tuple[Append, Callable[[], Any]]]]

@@ -23,7 +23,7 @@ from msgbus import Event
 from msgbus.journal import MessageCodec, Record, SqliteJournal
 from msgbus.journal.operations import CreateCursor, OpenWindow
 from msgbus.subscriptions import Delivery, DurableSubscription, Mode, SubscriptionConfig
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 
 MESSAGES: Final = 5_000
 PAGE: Final = 100

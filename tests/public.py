@@ -26,10 +26,10 @@ MODULES: Final = (
     "msgbus.telemetry.prometheus",
     "msgbus.telemetry.redaction",
     "msgbus.testing",
-    "msgbus.testing.dead_letters",
-    "msgbus.testing.journal",
-    "msgbus.testing.processes",
-    "msgbus.testing.simulation",
+    "msgbus.testing.conformance.dead_letters",
+    "msgbus.testing.conformance.journal",
+    "msgbus.testing.simulation.processes",
+    "msgbus.testing.simulation.simulation",
 )
 
 

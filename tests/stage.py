@@ -18,8 +18,8 @@ from msgbus.subscriptions import (
     RetryTiers,
     SubscriptionConfig,
 )
-from msgbus.testing.journal import make_record
-from msgbus.testing.processes import Process
+from msgbus.testing.conformance.journal import make_record
+from msgbus.testing.simulation.processes import Process
 
 QUICK = RetryTiers(max_attempts=3, initial_delay=0.1, exponential_base=2.0, jitter=False)
 

@@ -1,6 +1,6 @@
 """Helpers for testing code that uses a bus."""
 
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.recorder import Recorder, record
+from msgbus.testing.recording.recorder import Recorder, record
 
 __all__ = ["Recorder", "VirtualClock", "record"]

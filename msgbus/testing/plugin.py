@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from msgbus.bus.bus import MessageBus
     from msgbus.journal.port import Journal
     from msgbus.runtime.clock import VirtualClock
-    from msgbus.testing.recorder import Recorder
+    from msgbus.testing.recording.recorder import Recorder
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def msgbus_recorder(
     A function, not the recorder: a bus belongs to the event loop that starts it, and only
     the test knows its loop. `async with msgbus_recorder() as recorder:`.
     """
-    from msgbus.testing.recorder import record
+    from msgbus.testing.recording.recorder import record
 
     return lambda: record(msgbus_bus)
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgbus.messages.receipts import PublishStatus
 from msgbus.telemetry.redaction import redact_exception
-from msgbus.testing.history import PublishState, RecordedOutcome
+from msgbus.testing.recording.observer import PublishState, RecordedOutcome
 
 if TYPE_CHECKING:
-    from msgbus.testing.history import (
+    from msgbus.testing.recording.observer import (
         History,
         RecordedDelivery,
         RecordedMessage,

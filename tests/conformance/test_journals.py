@@ -8,8 +8,8 @@ import pytest
 
 from msgbus.journal import Journal, MemoryJournal, SqliteJournal
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.journal import DurableConformance, SqlConformance
-from msgbus.testing.processes import Process
+from msgbus.testing.conformance.journal import DurableConformance, SqlConformance
+from msgbus.testing.simulation.processes import Process
 
 
 class TestMemoryJournal(SqlConformance):

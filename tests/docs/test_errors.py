@@ -23,7 +23,7 @@ import msgbus.errors
 from msgbus import MsgBusError
 from msgbus.journal import SqliteJournal
 from msgbus.pipeline.java import find_java
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.docs.pages import ROOT, Block, blocks, fits, programs
 
 REFERENCE = ROOT / "docs" / "reference"

@@ -10,8 +10,8 @@ from msgbus.subscriptions import DurableSubscription, Mode
 from msgbus.subscriptions.desk import Desk
 from msgbus.subscriptions.rate import RateLimit
 from msgbus.subscriptions.window import Entry
-from msgbus.testing.simulation import Simulation, main, simulate
-from msgbus.testing.verdicts import Findings
+from msgbus.testing.simulation.checks import Findings
+from msgbus.testing.simulation.simulation import Simulation, main, simulate
 from tests.counts import SIMULATED_SEEDS
 from tests.evidence import Evidence
 
@@ -24,7 +24,9 @@ def test_no_seed_breaks_a_promise(first: int, evidence: Evidence) -> None:
     runs = {seed: simulate(seed) for seed in range(first, first + CHUNK)}
     broken = {seed: findings for seed, (findings, _) in runs.items() if not findings.is_clean}
 
-    assert broken == {}, "replay with: python -m msgbus.testing.simulation --seeds 1 --from SEED"
+    assert broken == {}, (
+        "replay with: python -m msgbus.testing.simulation.simulation --seeds 1 --from SEED"
+    )
     histories = [history for _, history in runs.values()]
     evidence(
         "simulation: crashes, lost leases and failures on virtual time",
@@ -127,4 +129,4 @@ def test_a_failing_seed_says_how_to_replay_it(
     assert main(["--seeds", "1", "--from", "3"]) == 1
     text = capsys.readouterr().out
     assert "seed 3 broke a promise: {'lost'" in text
-    assert "python -m msgbus.testing.simulation --seeds 1 --from 3" in text
+    assert "python -m msgbus.testing.simulation.simulation --seeds 1 --from 3" in text

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pyspark.sql import DataFrame
 
 from msgbus.journal import Kind, Record, SqliteJournal
-from msgbus.testing.journals.kit import TIME, make_record, read_all
+from msgbus.testing.conformance.journals.kit import TIME, make_record, read_all
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from msgbus import Event, PipelineOptionError, pipeline
 from msgbus.journal import Record, SqliteJournal
 from msgbus.pipeline import Pipeline
 from msgbus.pipeline.lake import read_lake
-from msgbus.testing.journals.kit import make_record
+from msgbus.testing.conformance.journals.kit import make_record
 from tests.spark.kit import append, numbers, rows_of
 from tests.spark.programs.codecs import flipped
 

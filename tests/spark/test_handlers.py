@@ -13,7 +13,7 @@ from pyspark.sql import functions as f
 from msgbus import Command, ConfigurationError, Event, PipelineError, pipeline
 from msgbus.journal import MessageCodec, Retention
 from msgbus.pipeline import MicroBatch, Pipeline, on_batch
-from msgbus.testing.journals.kit import TIME
+from msgbus.testing.conformance.journals.kit import TIME
 from tests.spark.kit import append, forget_last_batch, records_in, with_journal
 
 

@@ -30,7 +30,7 @@ from msgbus.journal import (
 from msgbus.journal.operations import AddDeadLetter, AddDelivery
 from msgbus.messages.message import metadata_of
 from msgbus.pipeline import Pipeline, Projection, fold
-from msgbus.testing.journals.kit import TIME
+from msgbus.testing.conformance.journals.kit import TIME
 from tests.counts import RANDOM_HISTORIES
 from tests.evidence import Evidence
 from tests.spark.kit import append, with_journal

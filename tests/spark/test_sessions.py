@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from msgbus import PipelineOptionError, pipeline
 from msgbus.journal import SqliteJournal
 from msgbus.pipeline.session import session
-from msgbus.testing.journals.kit import make_record
+from msgbus.testing.conformance.journals.kit import make_record
 from tests.spark.kit import append, numbers, offsets_of, with_journal
 from tests.spark.processes import SHORT_LIVED
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from msgbus import pipeline
 from msgbus.journal import Retention
 from msgbus.pipeline import Pipeline
-from msgbus.testing.journals.kit import make_record
+from msgbus.testing.conformance.journals.kit import make_record
 from tests.spark.kit import (
     append,
     forget_last_batch,

@@ -33,7 +33,7 @@ from msgbus.routing import DispatcherRegistry, MessageDispatchEngine, MessageDis
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.forwarding import publish_on
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.processes import Process
+from msgbus.testing.simulation.processes import Process
 from tests.unit.routing.engines import PLACED, TOPIC, Reducer, route
 
 

@@ -1,1 +1,1 @@
-"""The parts of the conformance suite of journals; `msgbus.testing.journal` puts them together."""
+"""The parts of the conformance suite of journals; `msgbus.testing.conformance.journal` puts them together."""

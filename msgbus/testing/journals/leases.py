@@ -9,7 +9,7 @@ from msgbus.errors import (
 )
 from msgbus.journal import operations as op
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.journals.kit import Suite, expected, make_record, numbers, read_all
+from msgbus.testing.conformance.journals.kit import Suite, expected, make_record, numbers, read_all
 
 
 class LeaseTests(Suite):

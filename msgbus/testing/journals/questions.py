@@ -12,7 +12,7 @@ from msgbus.journal.records import (
     Page,
     Record,
 )
-from msgbus.testing.journals.kit import TIME, Suite, make_record, numbers
+from msgbus.testing.conformance.journals.kit import TIME, Suite, make_record, numbers
 
 
 class QuestionTests(Suite):

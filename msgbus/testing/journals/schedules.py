@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgbus.journal import operations as op
 from msgbus.journal.records import Scheduled
-from msgbus.testing.journals.kit import Suite, make_record
+from msgbus.testing.conformance.journals.kit import Suite, make_record
 
 FOREVER = float("inf")
 

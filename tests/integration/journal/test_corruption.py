@@ -12,7 +12,7 @@ import pytest
 from msgbus import CorruptRecordError, JournalError, MsgBusError
 from msgbus.journal import DeadLetter, Record, SqliteJournal
 from msgbus.journal.operations import AddDeadLetter, CreateCursor, MoveCursor
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.counts import CUT_FILES, DAMAGED_LOGS, FLIPPED_BITS
 from tests.evidence import Evidence
 

@@ -12,7 +12,7 @@ import pytest
 
 from msgbus import JournalFullError
 from msgbus.journal import Record, Retention, SqliteJournal
-from msgbus.testing.journal import make_record, read_all
+from msgbus.testing.conformance.journal import make_record, read_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -24,7 +24,7 @@ from msgbus.journal import AckLevel, MemoryJournal, Retention, SqliteJournal, op
 from msgbus.journal.operations import Sql
 from msgbus.journal.sqlite.files import connect
 from msgbus.journal.sqlite.schema import VERSION
-from msgbus.testing.journal import make_record, read_all
+from msgbus.testing.conformance.journal import make_record, read_all
 from tests.fakes import Connections
 
 

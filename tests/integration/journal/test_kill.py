@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from msgbus.journal import Cursor, Record, SqliteJournal
-from msgbus.testing.journal import read_all
+from msgbus.testing.conformance.journal import read_all
 from tests.counts import JOURNAL_KILLS, JOURNAL_SEEDS
 from tests.evidence import Evidence
 from tests.integration.journal.worker import READER

@@ -10,7 +10,7 @@ import pytest
 
 from msgbus.journal import SqliteJournal
 from msgbus.journal.operations import CreateCursor, MoveCursor
-from msgbus.testing.journal import make_record, read_all
+from msgbus.testing.conformance.journal import make_record, read_all
 from tests.counts import POWER_CUTS
 from tests.evidence import Evidence
 from tests.integration.journal.power import Recorder

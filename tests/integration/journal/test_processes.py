@@ -16,7 +16,7 @@ from msgbus import LeaseLostError
 from msgbus.journal import Lease, LeaseWatch, SqliteJournal
 from msgbus.journal.operations import CreateCursor, MoveCursor
 from msgbus.runtime.clock import SystemClock
-from msgbus.testing.journal import make_record, read_all
+from msgbus.testing.conformance.journal import make_record, read_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -22,7 +22,7 @@ from msgbus.journal.operations import (
     OpenTicket,
 )
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.journal import make_record, read_all
+from msgbus.testing.conformance.journal import make_record, read_all
 
 
 def opened(path: Path, **options: object) -> SqliteJournal:

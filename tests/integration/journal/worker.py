@@ -22,7 +22,7 @@ from msgbus.journal.operations import (
     Sql,
     Unschedule,
 )
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 
 PRODUCERS = 16
 READER = "reader"

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from msgbus.journal import SqliteJournal
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.integration.subscriptions.nursery import Child, Nursery, nursery
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio_only("one is enough")]

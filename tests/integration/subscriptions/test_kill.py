@@ -13,7 +13,7 @@ import pytest
 from msgbus.journal import Record, SqliteJournal
 from msgbus.resilience import DeadLetterQueue, JournalDeadLetterStore
 from msgbus.subscriptions import DurableSubscription, Mode
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.counts import SUBSCRIPTION_KILLS, SUBSCRIPTION_SEEDS
 from tests.evidence import Evidence
 from tests.integration.subscriptions.nursery import Child, Nursery, nursery

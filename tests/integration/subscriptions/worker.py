@@ -20,7 +20,7 @@ from msgbus.journal.operations import Append, Schedule, Unschedule
 from msgbus.subscriptions import DurableSubscription, Mode, RetryTiers, SubscriptionConfig
 from msgbus.subscriptions.desk import Desk
 from msgbus.subscriptions.window import Entry
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 
 PRODUCERS: Final = 6
 FLUSH: Final = 50

@@ -24,8 +24,8 @@ from msgbus.journal import MemoryJournal
 from msgbus.journal.operations import Append, Operation, Schedule
 from msgbus.journal.records import Ack, Scheduled
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.journal import make_record
-from msgbus.testing.processes import Process
+from msgbus.testing.conformance.journal import make_record
+from msgbus.testing.simulation.processes import Process
 from tests.durable_shop import Place, Placed, Seen, Shipped, recorded
 from tests.fakes import conserves, let_others_run, logged
 from tests.unit.durability.conftest import Site

@@ -21,7 +21,7 @@ from msgbus.journal import MemoryJournal
 from msgbus.journal.operations import CloseTicket, Operation, Schedule, Unschedule
 from msgbus.journal.records import Ack, TicketState
 from msgbus.resilience import CircuitBreakerConfig, ResilientMessageBus, RetryConfig
-from msgbus.testing.processes import Process
+from msgbus.testing.simulation.processes import Process
 from tests.durable_shop import DownError
 from tests.fakes import let_others_run, logged
 from tests.unit.durability.conftest import Site

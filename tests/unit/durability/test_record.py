@@ -20,7 +20,7 @@ from msgbus.journal import MemoryJournal
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from msgbus.subscriptions import RetryTiers
 from msgbus.testing import Recorder, record
-from msgbus.testing.processes import Process
+from msgbus.testing.simulation.processes import Process
 from tests.unit.durability.conftest import Site
 
 AT_ONCE = RetryTiers(max_attempts=3, initial_delay=0)

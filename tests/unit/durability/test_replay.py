@@ -24,7 +24,7 @@ from msgbus.journal import Record, Retention, SqliteJournal, upcasts
 from msgbus.middleware import IdempotencyMiddleware
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from msgbus.subscriptions import StartAt
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.fakes import OrderEvent, Recorder, conserves, let_others_run
 from tests.unit.durability.conftest import Site
 from tests.unit.durability.places import OrderPlaced, OrderShipped, Place, journal_of, orders

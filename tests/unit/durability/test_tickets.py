@@ -30,7 +30,7 @@ from msgbus.durability.replies import Replies, reply_type
 from msgbus.journal import MemoryJournal
 from msgbus.journal.operations import CloseTicket, OpenTicket
 from msgbus.journal.records import TicketState
-from msgbus.testing.processes import Process
+from msgbus.testing.simulation.processes import Process
 from tests.fakes import let_others_run, logged
 from tests.unit.durability.conftest import Site
 from tests.unit.durability.test_enqueue import Pack, Slow, Worker, packing

@@ -9,7 +9,7 @@ import pytest
 
 from msgbus import Event, MessageBus
 from msgbus.journal import Record, upcasts
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.unit.durability.places import Place, journal_of
 
 

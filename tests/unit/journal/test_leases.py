@@ -7,7 +7,7 @@ import pytest
 from msgbus.journal import Lease, LeaseWatch, MemoryJournal, Scheduled
 from msgbus.journal.operations import Append, Schedule, Unschedule
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 
 HELD = Lease("receipts", "a", 1, 0)
 

@@ -19,7 +19,7 @@ from msgbus import (
 )
 from msgbus.pipeline.cli import faults, main
 from msgbus.pipeline.cli.commands import table
-from msgbus.testing.journals.kit import make_record
+from msgbus.testing.conformance.journals.kit import make_record
 
 COMMANDS = ("doctor", "report", "export", "replay", "stream")
 

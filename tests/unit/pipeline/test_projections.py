@@ -13,7 +13,7 @@ from msgbus import ConfigurationError, Event, ProjectionError, StoredMessageErro
 from msgbus.journal import MemoryJournal, MessageCodec, Record, upcasts
 from msgbus.pipeline import Projection, fold
 from msgbus.pipeline.projections import fold_records, plan
-from msgbus.testing.journals.kit import TIME
+from msgbus.testing.conformance.journals.kit import TIME
 
 
 class Placed(Event, name="fold.Placed", version=2, key="order"):

@@ -9,7 +9,7 @@ import pytest
 from msgbus.journal import SqliteJournal
 from msgbus.pipeline.runs import committed, move_cursor, read_up_to
 from msgbus.pipeline.tracebacks import what_happened
-from msgbus.testing.journals.kit import make_record
+from msgbus.testing.conformance.journals.kit import make_record
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from msgbus.pipeline.source.journal_file import Query, batches
 from msgbus.pipeline.source.options import microseconds, read_options
 from msgbus.pipeline.source.ranges import bounds_of, split
 from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES
-from msgbus.testing.journals.kit import make_record
+from msgbus.testing.conformance.journals.kit import make_record
 from tests.spark.kit import append, row_of, with_journal
 
 # -- light to import -----------------------------------------------------------------------

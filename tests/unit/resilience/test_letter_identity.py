@@ -22,7 +22,7 @@ from msgbus.resilience import (
     SqliteDeadLetterStore,
 )
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.unit.resilience.letter_fakes import STORES, CardCharged, opened_queue
 
 NO_RETRY = RetryConfig(max_retries=0)

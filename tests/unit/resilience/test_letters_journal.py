@@ -23,7 +23,7 @@ from msgbus.resilience import (
 )
 from msgbus.resilience.stores import ANY, Notice, discarded
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from msgbus.testing.letters import Checked, add, letter, raises
 from tests.unit.resilience.letter_fakes import CardCharged, ChargeCard
 

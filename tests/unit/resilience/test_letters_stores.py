@@ -15,7 +15,7 @@ from msgbus.resilience import (
     SqliteDeadLetterStore,
 )
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.dead_letters import CHECKS, Check
+from msgbus.testing.conformance.dead_letters import CHECKS, Check
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -18,7 +18,7 @@ from msgbus.journal.operations import (
 )
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Mode, Poison, RetryTiers, Standing, StartAt
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.fakes import logged
 from tests.stage import CommitsOf, Handler, stage
 

@@ -10,7 +10,7 @@ import pytest
 from msgbus.journal import Journal, MemoryJournal, Record
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import DurableSubscription, Mode, RetryTiers, SubscriptionConfig
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.stage import Handler, Stage, stage
 
 

@@ -18,7 +18,7 @@ from msgbus.resilience import (
 )
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Delivery, Mode, RetryTiers
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.stage import Handler, Stage, stage
 
 Make = Callable[[VirtualClock], Journal]

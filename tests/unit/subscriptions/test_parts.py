@@ -28,7 +28,7 @@ from msgbus.subscriptions.dispatcher import Consumer, Deliver
 from msgbus.subscriptions.rate import RateLimit
 from msgbus.subscriptions.verdict import Fate, judge
 from msgbus.subscriptions.window import Entry, Window
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.fakes import logged
 
 

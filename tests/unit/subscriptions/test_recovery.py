@@ -11,7 +11,7 @@ from msgbus.journal import Journal, MemoryJournal, Record
 from msgbus.journal.operations import DropCursor, MoveCursor, Operation
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Mode, RetryTiers, Standing, StartAt
-from msgbus.testing.processes import Process
+from msgbus.testing.simulation.processes import Process
 from tests.fakes import logged
 from tests.stage import Handler, Stage, stage
 

@@ -9,7 +9,7 @@ from msgbus.journal import Journal, MemoryJournal, Scheduled
 from msgbus.journal import operations as op
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Mode, RetryTiers
-from msgbus.testing.journal import make_record
+from msgbus.testing.conformance.journal import make_record
 from tests.stage import Handler, Stage, stage
 
 Make = Callable[[VirtualClock], Journal]

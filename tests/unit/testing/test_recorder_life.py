@@ -14,7 +14,7 @@ from msgbus import (
     MessageBus,
 )
 from msgbus.testing import record
-from msgbus.testing.history import History
+from msgbus.testing.recording.observer import History
 from tests.fakes import OrderPlaced, SlowHandler, let_others_run
 from tests.unit.testing.shop import (
     ChargeCard,

@@ -13,7 +13,14 @@ from msgbus.journal.records import (
     Scheduled,
     TicketState,
 )
-from msgbus.testing.journals.kit import TIME, Suite, expected, make_record, numbers, read_all
+from msgbus.testing.conformance.journals.kit import (
+    TIME,
+    Suite,
+    expected,
+    make_record,
+    numbers,
+    read_all,
+)
 
 
 class LetterTests(Suite):

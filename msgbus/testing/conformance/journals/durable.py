@@ -10,7 +10,14 @@ from msgbus.errors import CursorError, ForbiddenStatementError
 from msgbus.journal import operations as op
 from msgbus.journal.records import DeadLetter, Scheduled
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.journals.kit import TIME, Suite, expected, make_record, numbers, read_all
+from msgbus.testing.conformance.journals.kit import (
+    TIME,
+    Suite,
+    expected,
+    make_record,
+    numbers,
+    read_all,
+)
 
 
 class SqlTests(Suite):

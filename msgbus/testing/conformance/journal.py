@@ -12,12 +12,12 @@ them with pytest-asyncio, anyio or trio.
 
 from __future__ import annotations
 
-from msgbus.testing.journals.cursors import CursorTests
-from msgbus.testing.journals.durable import DurableTests, SqlTests
-from msgbus.testing.journals.kit import make_record, read_all
+from msgbus.testing.conformance.journals.cursors import CursorTests
+from msgbus.testing.conformance.journals.durable import DurableTests, SqlTests
+from msgbus.testing.conformance.journals.kit import make_record, read_all
+from msgbus.testing.conformance.journals.messages import MessageTests
+from msgbus.testing.conformance.journals.schedules import LetterTests
 from msgbus.testing.journals.leases import LeaseTests
-from msgbus.testing.journals.letters import LetterTests
-from msgbus.testing.journals.messages import MessageTests
 from msgbus.testing.journals.questions import QuestionTests
 from msgbus.testing.journals.schedules import ScheduleTests
 

@@ -2,7 +2,7 @@
 
 Each check is an async function that takes a function which makes a new, empty store:
 
-    from msgbus.testing.dead_letters import CHECKS
+    from msgbus.testing.conformance.dead_letters import CHECKS
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     async def test_my_store(check, tmp_path):

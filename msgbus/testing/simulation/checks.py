@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple, final
 
 from msgbus.handlers.delivery import Delivery, Mode
-from msgbus.testing.scenarios import Scenario
+from msgbus.testing.simulation.scenarios import Scenario
 
 
 class Try(NamedTuple):

@@ -16,7 +16,14 @@ from msgbus.journal.records import (
     Outcome,
     Scheduled,
 )
-from msgbus.testing.journals.kit import TIME, Suite, expected, make_record, numbers, read_all
+from msgbus.testing.conformance.journals.kit import (
+    TIME,
+    Suite,
+    expected,
+    make_record,
+    numbers,
+    read_all,
+)
 
 
 class CursorTests(Suite):

@@ -1,7 +1,7 @@
 """Durable subscriptions under a seeded storm: crashes, lost leases, failures, virtual time.
 
 ```text
-python -m msgbus.testing.simulation --seeds 1000 --from 0
+python -m msgbus.testing.simulation.simulation --seeds 1000 --from 0
 ```
 
 The product itself runs, on a journal in memory; only time and fate are simulated. A seed gives
@@ -24,9 +24,9 @@ from msgbus.journal.memory import MemoryJournal
 from msgbus.journal.records import Kind, Record
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions.subscription import DurableSubscription
-from msgbus.testing.processes import Process
-from msgbus.testing.scenarios import Scenario, draw
-from msgbus.testing.verdicts import Findings, History, Try, check
+from msgbus.testing.simulation.checks import Findings, History, Try, check
+from msgbus.testing.simulation.processes import Process
+from msgbus.testing.simulation.scenarios import Scenario, draw
 
 NAME: Final = "simulated"
 PATIENCE: Final = 7200.0
@@ -276,7 +276,7 @@ def _all(seeds: Sequence[int], jobs: int) -> Iterator[tuple[int, Findings, int, 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run many seeds; 1 if one of them broke a promise."""
-    parser = argparse.ArgumentParser(prog="python -m msgbus.testing.simulation")
+    parser = argparse.ArgumentParser(prog="python -m msgbus.testing.simulation.simulation")
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes to run them in")
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             broken = {name: count for name, count in asdict(findings).items() if count}
             sys.stdout.write(
                 f"seed {seed} broke a promise: {broken}\n  replay it with: "
-                f"python -m msgbus.testing.simulation --seeds 1 --from {seed}\n"
+                f"python -m msgbus.testing.simulation.simulation --seeds 1 --from {seed}\n"
             )
             sys.stdout.flush()
     sys.stdout.write(

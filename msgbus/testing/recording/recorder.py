@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from msgbus.bus.protocols import E, SendingMethods
 from msgbus.messages.message import RESERVED, Command, Event, Message
-from msgbus.testing.history import History, RecordedDelivery, RecordedOutcome
+from msgbus.testing.recording.observer import History, RecordedDelivery, RecordedOutcome
 from msgbus.testing.tree import causation_tree
 
 if TYPE_CHECKING:

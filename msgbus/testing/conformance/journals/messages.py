@@ -18,7 +18,14 @@ from msgbus.journal.records import (
 )
 from msgbus.protocols import missing_members
 from msgbus.runtime.clock import VirtualClock
-from msgbus.testing.journals.kit import TIME, Suite, expected, make_record, numbers, read_all
+from msgbus.testing.conformance.journals.kit import (
+    TIME,
+    Suite,
+    expected,
+    make_record,
+    numbers,
+    read_all,
+)
 
 
 class MessageTests(Suite):

@@ -1,0 +1,4 @@
+"""Conformance suites: tests that every journal and every dead-letter store must pass.
+
+Imported by tests only.
+"""
