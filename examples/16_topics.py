@@ -1,4 +1,4 @@
-"""Topics: handlers that want whatever happens about something, whatever its class."""
+"""Topics: handlers for patterns of topics, and a router of your own."""
 
 import asyncio
 
@@ -7,13 +7,13 @@ from msgbus.routing import PatternRouter
 
 
 class OrderPlaced(Event, topic="shop.orders.placed"):
-    """Somebody wants something."""
+    """A customer has placed an order."""
 
     sku: str
 
 
 class StockLow(Event, topic="shop.stock.low"):
-    """Little is left."""
+    """The stock of an item is low."""
 
     sku: str
 

@@ -1,4 +1,4 @@
-"""What became of a publish: nothing is refused or dropped without one of these."""
+"""Receipts and reports: the outcome of a publish, a session and a stop."""
 
 from __future__ import annotations
 
@@ -14,88 +14,87 @@ class PublishStatus(Enum):
     """The outcome of a publish."""
 
     ACCEPTED = "accepted"
-    """Every handler's queue has it, or it is scheduled."""
+    """It is in the queue of every handler, or scheduled."""
 
     DURABLE = "durable"
     """It is committed to the journal."""
 
     FILTERED = "filtered"
-    """A filter of the bus turned it away."""
+    """A filter of the bus did not pass it."""
 
     REJECTED = "rejected"
-    """A queue was full and refuses new events; no handler got it."""
+    """A full queue refused it; no handler gets it."""
 
     DROPPED = "dropped"
-    """Accepted, and a full queue dropped an older event for it; `dropped` says which."""
+    """Accepted, and a full queue dropped an older event for it; `dropped` lists them."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Undelivered:
-    """An event that one handler will not see."""
+    """An event that one handler will not get."""
 
     event: Event
     handler: str
 
 
 class OutcomeStatus(Enum):
-    """How one handler ended with one event."""
+    """The outcome of one handler for one event."""
 
     DONE = "done"
     """The handler succeeded."""
 
     FAILED = "failed"
-    """The handler failed for good, after its retries; `error` says why."""
+    """The last attempt failed; `error` has the error."""
 
     TIMED_OUT = "timed out"
-    """The handler ran out of time, after its retries."""
+    """The last attempt exceeded its timeout."""
 
     FILTERED = "filtered"
-    """The handler's own filter turned the event away."""
+    """The filter of the handler did not pass the event."""
 
     DROPPED = "dropped"
-    """The event fell out of a full queue, or was cut off because the handler, its session or
-    the bus ended."""
+    """A full queue dropped the event, or the handler, its session or the bus ended first."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class HandlerOutcome:
-    """How one handler ended with an event that was published with `wait=True`."""
+    """The outcome of one handler for an event published with `wait=True`."""
 
     handler: str
     status: OutcomeStatus
     error: str = ""
-    """The error it failed with, redacted."""
+    """The error as text, redacted."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class PublishReceipt:
-    """What the bus did with one event."""
+    """The outcome of publishing one event."""
 
     status: PublishStatus
     handlers: int = 0
-    """How many handlers will get the event."""
+    """The number of handlers that get the event."""
 
     dropped: tuple[Undelivered, ...] = ()
-    """What fell out to make room, and for which handler."""
+    """The older events that full queues dropped, each with its handler."""
 
     reason: str = ""
-    """Why it was rejected, or which filter turned it away."""
+    """Why it was rejected, or which filter did not pass it."""
 
     cancel: Callable[[], bool] | None = None
-    """For an event scheduled in memory: takes it back; false if it was too late.
-    `bus.unschedule` does so for every scheduled event."""
+    """Cancels an event scheduled in memory; returns false if it was too late.
+    `bus.unschedule` cancels any scheduled event."""
 
     offset: int | None = None
-    """Its place in the journal, if it is `DURABLE` and not scheduled."""
+    """Its offset in the journal, if it is `DURABLE` and not scheduled."""
 
     duplicate: bool = False
-    """The journal had this message already; nobody gets it again."""
+    """Whether the journal already had this message; it is not delivered again."""
 
     outcomes: tuple[HandlerOutcome, ...] = ()
-    """With `wait=True`: how each handler in memory ended, highest priority first."""
+    """With `wait=True`: the outcome of each handler in memory, highest priority first."""
 
     @property
     def accepted(self) -> bool:
@@ -104,7 +103,7 @@ class PublishReceipt:
 
 
 ENLISTED: Final = PublishReceipt(PublishStatus.ACCEPTED)
-"""The receipt of an event in a transaction, whose end decides whether it is published."""
+"""The receipt of an event in a transaction, which is published at commit."""
 
 _ACCEPTED = frozenset({PublishStatus.ACCEPTED, PublishStatus.DURABLE, PublishStatus.DROPPED})
 
@@ -112,17 +111,17 @@ _ACCEPTED = frozenset({PublishStatus.ACCEPTED, PublishStatus.DURABLE, PublishSta
 @final
 @dataclass(slots=True)
 class PublishSummary:
-    """What became of many publishes, counted. `published` is the sum of the first three."""
+    """Counts of many publishes; `published` is the sum of the first three."""
 
     accepted: int = 0
     filtered: int = 0
     rejected: int = 0
     dropped: int = 0
-    """Older (event, handler) pairs that fell out to make room."""
+    """Older (event, handler) pairs that full queues dropped."""
 
     @property
     def published(self) -> int:
-        """How many events were handed in."""
+        """The number of events that were passed to `publish_many`."""
         return self.accepted + self.filtered + self.rejected
 
     def add(self, receipt: PublishReceipt) -> None:
@@ -139,31 +138,31 @@ class PublishSummary:
 @final
 @dataclass(frozen=True, slots=True)
 class SessionReport:
-    """What a session left undone when it ended, in (event, handler) pairs of its own handlers."""
+    """Unfinished work of a session at its end, in (event, handler) pairs of its own handlers."""
 
     abandoned: int = 0
-    """Not finished in time: queued, delayed, waiting for a circuit, or cut off while running."""
+    """Not finished in time: queued, delayed, waiting for a circuit, or cancelled while running."""
 
     leftovers: tuple[Undelivered, ...] = ()
-    """The abandoned ones that no handler was at work on, handed back."""
+    """The abandoned ones that were not running."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class DrainReport:
-    """What `stop` did with the work that was there, in (event, handler) pairs."""
+    """The outcome of `stop`, in (event, handler) pairs."""
 
     handled: int = 0
-    """Finished while draining, successes and failures."""
+    """Finished while draining, successfully or not."""
 
     persisted: int = 0
     """Left in the journal for the next start."""
 
     abandoned: int = 0
-    """Not finished in time: queued, or cut off while running."""
+    """Not finished in time: queued, or cancelled while running."""
 
     leftovers: tuple[Undelivered, ...] = ()
-    """The abandoned ones that were still queued, handed back."""
+    """The abandoned ones that were still queued."""
 
     scheduled: tuple[Event, ...] = ()
-    """Delayed events whose time had not come, handed back."""
+    """Delayed events that were not due yet."""

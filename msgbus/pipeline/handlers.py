@@ -1,4 +1,4 @@
-"""`on_batch`: functions that get the new events of a journal as a DataFrame, batch by batch."""
+"""`on_batch`: functions that get new events as a DataFrame, batch by batch."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ F = TypeVar("F", bound=Callable[..., Any])
 @final
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Which batch a handler is given. After a crash the same batch comes again, unchanged."""
+    """Identifies a batch. After a crash the same batch comes again, unchanged."""
 
     id: int
-    """Its number: 0, 1, 2, and so on for one checkpoint."""
-
+    """Its number, from 0 for each checkpoint."""
     query: str
-    """The id of the stream, which lives as long as its checkpoint."""
+    """The id of the stream; it lives as long as its checkpoint."""
 
     @property
     def key(self) -> str:
-        """Names this batch among all others, to do a thing once for it."""
+        """Unique among all batches, to do a thing once per batch."""
         return f"{self.query}/{self.id}"
 
 
 @final
 class BatchHandler(Generic[F]):
-    """A function for batches of events, made by `@on_batch`; to be called as before."""
+    """A function decorated with `@on_batch`; can be called as before."""
 
     def __init__(
         self,
@@ -48,20 +47,20 @@ class BatchHandler(Generic[F]):
         self.function = function
         self.message_type = message_type
         self.name = name
-        """Names its checkpoint and its cursor in the journal."""
+        """The name of its checkpoint and of its cursor in the journal."""
         self.returns = returns
-        """What the rows that it returns are, if they are to be written back."""
+        """The class of the rows that it returns, which are written back."""
         self._takes_batch = _takes_batch(function, name)
 
     def __repr__(self) -> str:
         return f"<BatchHandler {self.name}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function gives."""
+        """Call the function."""
         return self.function(*args, **kwargs)
 
     def handle(self, frame: DataFrame, batch: MicroBatch) -> DataFrame | None:
-        """Call the function with what it takes."""
+        """Call the function for a batch."""
         given = (frame, batch) if self._takes_batch else (frame,)
         found: DataFrame | None = self.function(*given)
         return found
@@ -72,20 +71,21 @@ def on_batch(
 ) -> Callable[[F], BatchHandler[F]]:
     """Decorate a function of a DataFrame, or of a DataFrame and a `MicroBatch`.
 
-    It gets each event of the class, and of its subclasses, once: as `Pipeline.events` has
-    them, in batches, in the order of the journal. `Pipeline.run` starts it. A batch that was
-    interrupted comes again with the same `batch.key` and the same rows.
+    It gets the events of the class and its subclasses in batches, in the order of the journal,
+    with the columns of `Pipeline.events`. `Pipeline.run` starts it. An interrupted batch comes
+    again with the same `batch.key` and the same rows.
 
-    If it returns a frame, the rows are written to the journal as messages, once for each batch;
-    `returns` says of which class, unless the frame has a column `name`.
+    If it returns a frame, the rows are written to the journal as messages, once per batch, of the
+    class `returns`, unless the frame has a column `name`.
 
     Args:
-        message_type: What to listen to.
-        name: Names its checkpoint; the function's own name if not given.
+        message_type: The class of the events.
+        name: The name of its checkpoint; by default the function's name.
         returns: The class of the messages that are written back.
 
     Raises:
-        ConfigurationError: The class is none, or the function takes something else.
+        ConfigurationError: `message_type` is no message class, or the function takes other
+            arguments.
     """
     if not _is_message_class(message_type):
         message = f"Say which events: @pipeline.on_batch(OrderPlaced), not {message_type!r:.60}."

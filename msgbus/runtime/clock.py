@@ -1,4 +1,4 @@
-"""Time as a part that can be swapped: the system's, or a virtual one for tests."""
+"""Clocks: the system's, and a virtual one for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """What the bus asks of time."""
+    """Source of time for the bus."""
 
     def now(self) -> float:
         """Monotonic seconds; only differences mean anything."""
@@ -38,7 +38,7 @@ class Clock(Protocol):
 
 @final
 class SystemClock:
-    """The real thing."""
+    """The system's time."""
 
     # Assigned, not wrapped: `now` is on the hot path and a method would double its cost.
     now = staticmethod(time.monotonic)
@@ -54,14 +54,14 @@ class SystemClock:
 
 
 class VirtualClock:
-    """Time that stands still until a test calls `advance`.
+    """A clock for tests: time passes only in `advance`.
 
-    Everything the bus does by the clock (timeouts, delays, rate limits) follows it,
-    so a test of an hour takes a millisecond and gives the same answer every time.
+    Timeouts, delays and rate limits of the bus follow it, so a test of an hour takes a
+    millisecond and is deterministic.
     """
 
-    # How often tasks get a turn after each timer. A woken task may need a few steps
-    # before it sets its next timer; ten covers any chain the bus itself builds.
+    # Checkpoints after each timer. A woken task may need a few before it sets its next
+    # timer; ten are enough for the bus itself.
     _TURNS = 10
 
     def __init__(self, start: float = 1_000_000.0) -> None:
@@ -109,10 +109,10 @@ class VirtualClock:
                 running = False
 
     async def advance(self, seconds: float) -> None:
-        """Move time on by `seconds`, firing timers in the order they fall due.
+        """Advance by `seconds`, firing timers in the order in which they are due.
 
         Tasks run between two timers, so a task that sleeps again in between is woken
-        at the right virtual moment.
+        at the right virtual time.
         """
         target = self._now + seconds
         await self._let_tasks_run()

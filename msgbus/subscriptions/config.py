@@ -21,10 +21,10 @@ class RetryTiers(Options):
     """
 
     max_attempts: int = Field(default=5, ge=1)
-    """Tries in all, the first included; 1 means no retry."""
+    """Attempts in all, the first included; 1 means no retry."""
 
     initial_delay: float = Field(default=0.1, ge=0)
-    """Seconds before the second try."""
+    """Seconds before the second attempt."""
 
     exponential_base: float = Field(default=2.0, ge=1)
     """By how much each pause is longer than the one before."""
@@ -39,13 +39,13 @@ class RetryTiers(Options):
     """Pauses beyond this are written to the journal."""
 
     retry_on: tuple[type[Exception], ...] | None = None
-    """Only these errors are followed by another try; `None` for all."""
+    """Only these errors are followed by another attempt; `None` for all."""
 
     give_up_on: tuple[type[Exception], ...] = ()
-    """Errors after which there is no other try, even if `retry_on` names a base of them."""
+    """Errors after which there is no other attempt, even if `retry_on` names a base of them."""
 
     def delay(self, attempt: int, chance: float = 0.5) -> float:
-        """Seconds between try number `attempt`, which failed, and the next.
+        """Seconds between attempt number `attempt`, which failed, and the next.
 
         `chance` is a random number from 0 to 1; in the middle, jitter changes nothing.
         """
@@ -58,7 +58,7 @@ class RetryTiers(Options):
         return min(pause, self.max_delay)
 
     def allows(self, error: Exception) -> bool:
-        """Whether another try may follow this error."""
+        """Whether another attempt may follow this error."""
         if isinstance(error, (Unhandleable, self.give_up_on)):
             return False
         return self.retry_on is None or isinstance(error, self.retry_on)
@@ -77,10 +77,10 @@ class SubscriptionConfig(Options):
     """Where it begins if it is new."""
 
     max_in_flight: int = Field(default=1, ge=1)
-    """Messages that one consumer may have in hand at the same time."""
+    """Messages that one consumer may have in flight at the same time."""
 
     ack_timeout: float | None = Field(default=30.0, gt=0)
-    """Seconds after which a message in hand counts as failed; `None` for no limit."""
+    """Seconds after which a message in flight counts as failed; `None` for no limit."""
 
     rate_limit: float | None = Field(default=None, gt=0)
     """Deliveries per second, over all consumers."""
@@ -122,7 +122,7 @@ class SubscriptionConfig(Options):
     """Messages that are read from the journal at a time."""
 
     max_buffered: int = Field(default=1000, ge=1)
-    """Messages that are held in memory: ready, in hand, or waiting for a retry."""
+    """Messages that are held in memory: ready, in flight, or waiting for a retry."""
 
     max_ahead: int = Field(default=10_000, ge=1)
     """Messages that may be read from the oldest one on that is not done; then it is waited for."""

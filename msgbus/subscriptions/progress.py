@@ -81,15 +81,15 @@ class Progress:
     oldest_unacked_age: float
     """Seconds since the oldest message that is not done was recorded; 0 if there is none."""
     in_flight: int
-    """Messages that consumers have in hand."""
+    """Messages that are being handled."""
     buffered: int
     """Messages in memory, those in flight included."""
     waiting: int
-    """Of these, those that wait for another try."""
+    """Of these, those that wait for another attempt."""
     shelved: int
     """Messages that wait behind others of their key, and are in memory as offsets only."""
     scheduled: int
-    """Messages that wait for another try in the journal's schedule."""
+    """Messages that wait for another attempt in the journal's schedule."""
     consumers: int
     parked_keys: int
     """Keys whose messages go to the dead letters."""

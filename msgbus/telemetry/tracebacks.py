@@ -13,7 +13,7 @@ from typing import Final
 from msgbus.telemetry.redaction import redact, redact_exception
 
 MAX_LENGTH: Final = 16 * 1024
-"""Characters of a traceback at most. Of a longer one the middle is left out."""
+"""Maximum length in characters; of a longer traceback the middle is omitted."""
 
 _MAX_TEXT: Final = 2 * 1024
 _MAX_HEAD: Final = 6 * 1024
@@ -48,7 +48,7 @@ def redacted_traceback(error: BaseException) -> str:
 
 
 def redacted_stack(calls: Sequence[tuple[FrameType, int]]) -> str:
-    """Format where running code stands, as `redacted_traceback` does.
+    """Format the stack of running code, as `redacted_traceback` does.
 
     Args:
         calls: Frames with their line numbers, outermost first.
@@ -142,7 +142,7 @@ def _without_middle(pieces: Sequence[str]) -> str:
 
 
 def _fitting(pieces: Iterable[str], room: int) -> int:
-    """Count how many of the first pieces have room."""
+    """Count how many of the first pieces fit."""
     count = 0
     for piece in pieces:
         room -= len(piece)

@@ -1,4 +1,7 @@
-"""Helpers for testing code that uses a bus."""
+"""Tests of code that uses a bus: `record`, `VirtualClock`, a pytest plugin, conformance suites.
+
+May import the bus and what is below it; imported by tests, never by the bus.
+"""
 
 from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.recording.recorder import Recorder, record

@@ -1,7 +1,7 @@
-"""The pytest plugin: five plain fixtures, and nothing that runs by itself.
+"""The pytest plugin: five plain fixtures, none of them autouse.
 
-It is loaded in every pytest run of everybody who has msgbus installed, so it imports only
-pytest, and the rest when a fixture is asked for. The fixtures are not async: they work
+It is loaded in every pytest run where msgbus is installed, so it imports only pytest, and the
+rest when a fixture is used. The fixtures are not async: they work
 alike under pytest-asyncio, anyio's plugin, pytest-trio and `trio.run`. Each may be redefined
 in a conftest.py, and those that build on it use that. Leave the plugin out with
 `-p no:msgbus`.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def msgbus_clock() -> VirtualClock:
-    """Time that stands still until the test calls `await msgbus_clock.advance(seconds)`."""
+    """Virtual clock; the test calls `await msgbus_clock.advance(seconds)`."""
     from msgbus.runtime.clock import VirtualClock
 
     return VirtualClock()
@@ -44,7 +44,7 @@ def msgbus_bus(msgbus_clock: VirtualClock) -> MessageBus:
 def msgbus_recorder(
     msgbus_bus: MessageBus,
 ) -> Callable[[], AbstractAsyncContextManager[Recorder]]:
-    """A way to start `msgbus_bus` and record it, then stop it.
+    """Function that starts, records and stops `msgbus_bus`.
 
     A function, not the recorder: a bus belongs to the event loop that starts it, and only
     the test knows its loop. `async with msgbus_recorder() as recorder:`.
@@ -64,8 +64,8 @@ def msgbus_journal(tmp_path: Path) -> str:
 def msgbus_journaled_bus(msgbus_clock: VirtualClock, msgbus_journal: str | Journal) -> MessageBus:
     """A new bus on `msgbus_clock` and `msgbus_journal`; start it with `async with`.
 
-    A second bus on `msgbus_journal` finds what this one left. Redefine it in conftest.py for a
-    bus of your own on the two.
+    A second bus on `msgbus_journal` continues where this one stopped. Redefine it in conftest.py
+    to build another bus on the two.
     """
     from msgbus.bus.bus import MessageBus
 

@@ -1,4 +1,4 @@
-"""A matcher of topics that is slow and obviously right, and random pairs to compare it on.
+"""A slow reference implementation of topic matching, and random pairs to compare.
 
 `python -m tests.properties.slow_topics 1000000` compares that many pairs.
 """

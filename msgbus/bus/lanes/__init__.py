@@ -1,4 +1,4 @@
 """Lanes: a bounded queue and its workers, for each event handler.
 
-Part of `msgbus.bus.bus`, which alone imports it.
+Part of `msgbus.bus`, which alone imports it.
 """

@@ -1,4 +1,4 @@
 """Monitoring: counters, registered handlers, a blocked event loop, endless causation.
 
-Part of `msgbus.bus.bus`, which alone imports it.
+Part of `msgbus.bus`, which alone imports it.
 """

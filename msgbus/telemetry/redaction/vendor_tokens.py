@@ -1,4 +1,4 @@
-"""Tokens that vendors gave a telling shape: one row for each, and one pattern for all."""
+"""Tokens with a vendor's prefix or shape: one row for each, and one pattern for all."""
 
 import re
 from typing import Final
@@ -12,7 +12,7 @@ _HEX: Final = "[0-9a-f]"
 _UUID: Final = rf"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
 _END: Final = "(?![A-Za-z0-9])"
 
-# (vendor, what is kept, what is removed). Case matters. A row is tried only in texts with a word
+# (vendor, what is kept, what is removed). Case matters. A row is used only in texts with a word
 # of LONG_WORD's length, so each must contain one.
 VENDORS: Final = (
     # Three parts, or two if the rest was cut off, or five if encrypted.

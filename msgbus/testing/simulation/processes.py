@@ -1,4 +1,4 @@
-"""Several processes on one journal, inside one test: each can die at any moment."""
+"""Simulated processes on one journal, inside one test; each can crash at any moment."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 
 @final
 class Process:
-    """What one of several processes sees of a journal.
+    """A simulated process and its view of a journal.
 
     `process.journal` is a `Journal`. When the process dies, its leases are no longer renewed,
-    and what it was about to write is not written. What it has to end itself, such as engines,
-    is called from `on_death`.
+    and pending writes are not written. `on_death` ends what else it runs, such as engines.
     """
 
     def __init__(self, journal: Journal, clock: Clock) -> None:
@@ -35,7 +34,7 @@ class Process:
         self.before_commit: Callable[[Sequence[Operation]], object] = _nothing
         """Called before each commit; it may call `die`."""
         self.after_commit: Callable[[Sequence[Operation]], object] = _nothing
-        """Called when a commit is done, before the process knows of it; it may call `die`."""
+        """Called after each commit, before it returns; it may call `die`."""
 
     @property
     def journal(self) -> Journal:
@@ -43,27 +42,27 @@ class Process:
         return cast("Journal", self)
 
     def freeze(self) -> None:
-        """Renew no lease any more, but go on with everything else: others will take over."""
+        """Stop renewing leases, so that others take over; everything else continues."""
         for keeper in self._keepers.values():
             keeper.cancel()
         self._keepers.clear()
 
     def die(self) -> None:
-        """End as if by `kill -9`."""
+        """End as by `kill -9`."""
         self.is_dead = True
         self.freeze()
         for end in self.on_death:
             end()
 
     def replace(self, name: str, method: Callable[..., object]) -> None:
-        """Let the journal do something else, such as fail, in this process."""
+        """Replace a method of the journal in this process, for instance to fail."""
         self.__dict__[name] = method
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     async def commit(self, operations: Sequence[Operation]) -> list[Ack]:
-        """As the journal's, unless the process dies before or after it."""
+        """Commit, unless the process dies before or after it."""
         self.before_commit(operations)
         await self._if_alive()
         acks = await self._inner.commit(operations)
@@ -78,7 +77,7 @@ class Process:
     async def keep(
         self, lease: Lease, every: float, *, on_lost: Callable[[], object] | None = None
     ) -> None:
-        """As the journal's, but ends with the process."""
+        """Keep a lease until the process ends."""
         await self._inner.renew(lease)
         self._drop(lease.name)
         self._keepers[lease.name] = current_runtime().spawn(
@@ -96,12 +95,12 @@ class Process:
                 return
 
     async def release(self, lease: Lease) -> None:
-        """As the journal's."""
+        """Release a lease."""
         self._drop(lease.name)
         await self._inner.release(lease)
 
     async def close(self) -> None:
-        """As the journal's, which is then closed for all processes on it."""
+        """Close the journal, for all processes on it."""
         self.freeze()
         await self._inner.close()
 

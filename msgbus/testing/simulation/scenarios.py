@@ -1,4 +1,4 @@
-"""What a simulated subscription goes through: drawn from a seed, the same every time."""
+"""Scenarios of simulated subscriptions, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from msgbus.subscriptions.config import RetryTiers, SubscriptionConfig
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Everything about one run that chance decides beforehand."""
+    """Parameters of one run, drawn from its seed."""
 
     seed: int
     config: SubscriptionConfig
     messages: int
     keys: int
-    """Messages have one of so many keys; 0 for none."""
+    """Number of different keys; 0 for messages without a key."""
     processes: int
     consumers: int
     """In each process."""
     crashes: int
     freezes: int
-    """Times that a process stops renewing its lease, and does not know it."""
+    """Times that a process stops renewing its lease without noticing."""
     closes: int
-    """Times that a process ends in peace."""
+    """Times that a process ends cleanly."""
     commit_crash: float
     """Chance that a process dies just before or after a commit."""
     failure: float
-    """Chance that a try fails."""
+    """Chance that an attempt fails."""
     hang: float
-    """Chance that a try takes longer than the time for it."""
+    """Chance that an attempt exceeds `ack_timeout`."""
     poison: frozenset[int]
     """Numbers of messages that always fail."""
     killers: frozenset[int]
@@ -54,9 +54,9 @@ class Scenario:
 
 
 def draw(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """Draw the scenario of a seed."""
     chance = Random(seed)
-    more = Random(f"more {seed}")  # what was thought of later leaves older seeds as they were
+    more = Random(f"more {seed}")  # for later parameters, so that older seeds stay the same
     messages = chance.randint(5, 60)
     mode = chance.choice(list(Mode))
     delivery = chance.choice([Delivery.AT_LEAST_ONCE] * 3 + [Delivery.AT_MOST_ONCE])

@@ -1,4 +1,4 @@
-"""ValidationMiddleware: a second look at messages that may have been built without one."""
+"""ValidationMiddleware: validation of messages before they are handled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be a dispatcher: objects, sync functions, whatever can be called."""
+"""Dispatchers: objects, sync and async functions, and other callables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints: who is there, who gets what, and what happens when one is lost."""
+"""Endpoints: registration, balancing, failover and retries."""
 
 from __future__ import annotations
 

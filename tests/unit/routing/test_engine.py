@@ -1,4 +1,4 @@
-"""MessageDispatchEngine: who gets a message, in which order, and what comes back."""
+"""MessageDispatchEngine: routing, order of dispatchers, and results."""
 
 from __future__ import annotations
 

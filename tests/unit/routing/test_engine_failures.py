@@ -1,4 +1,4 @@
-"""MessageDispatchEngine: failures stay where they happen, and each is told."""
+"""MessageDispatchEngine: failures are isolated, and each is reported."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Point h: what is given to the engine, the registries and the router is checked there and then.
+"""Invalid arguments of the engine, the registries and the router are refused at once.
 
-Never a raw AttributeError at `freeze()`, and never a dispatcher that is in a registry and is not
-found there.
+Never a raw AttributeError at `freeze()`, and never a registered dispatcher that is not found.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Point 11: a request inside a request never waits for the place that it holds itself."""
+"""Requests inside requests: no deadlock on the limit of deliveries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs are passed on: to a callable, to another engine, to a bus; never for ever."""
+"""Outputs: published to a callable, another engine or a bus, with a limit of hops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Point 12: a message router counts what it routes, and can warn of what takes long."""
+"""MessageRouter: metrics, and the warning of slow route lookups."""
 
 from __future__ import annotations
 

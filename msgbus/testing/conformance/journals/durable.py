@@ -1,4 +1,4 @@
-"""Journals that outlive the process, and those that run users' statements."""
+"""Conformance tests: journals that outlive the process, and those that run users' SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests of journals share: records to write, and a journal to write them to."""
+"""Helpers of the conformance tests of journals: records, and a journal to write them to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIME: Final = 1_700_000_000.0
 
 
 def make_record(number: int = 0, **changes: Any) -> Record:
-    """A message with an id of its own; `changes` are fields of `Record`."""
+    """Make a record with an id of its own; `changes` are fields of `Record`."""
     message_id = changes.pop("message_id", None) or str(uuid7())
     fields: dict[str, Any] = {
         "message_id": message_id,
@@ -43,12 +43,12 @@ def make_record(number: int = 0, **changes: Any) -> Record:
 
 
 def numbers(records: Iterable[Record]) -> list[int]:
-    """The numbers that records were made with."""
+    """Get the numbers that records were made with."""
     return [record.json()["number"] for record in records]
 
 
 async def read_all(journal: Journal, **options: Any) -> list[Record]:
-    """Everything in the journal, page by page."""
+    """Read everything in the journal, page by page."""
     records: list[Record] = []
     start = 0
     while page := await journal.read(start, 7, **options):
@@ -58,7 +58,7 @@ async def read_all(journal: Journal, **options: Any) -> list[Record]:
 
 
 class expected:  # noqa: N801 (reads as a phrase)
-    """`with expected(SomeError):` fails unless it is raised. Needs no test framework."""
+    """Assert that a block raises: `with expected(SomeError):`. Needs no test framework."""
 
     def __init__(self, kind: type[BaseException]) -> None:
         self._kind = kind
@@ -76,11 +76,11 @@ class Suite(ABC):
 
     @abstractmethod
     def make(self, clock: VirtualClock) -> Journal:
-        """A new, empty journal that takes its time from `clock`."""
+        """Make a new, empty journal on `clock`."""
 
     @asynccontextmanager
     async def opened(self, clock: VirtualClock | None = None) -> AsyncGenerator[Journal]:
-        """A journal, closed in the end."""
+        """Open a journal, and close it at the end."""
         journal = self.make(clock or VirtualClock())
         try:
             yield journal
