@@ -1,88 +1,4 @@
-"""Everything msgbus raises on purpose.
-
-```text
-MsgBusError
-├─ ConfigurationError            wrong before any message runs; `.faults` lists all of them
-│  ├─ MessageDefinitionError     a message class that cannot work (TypeError)
-│  ├─ HandlerSignatureError      a handler that could never be called (TypeError)
-│  ├─ DuplicateHandlerError      a second handler for one command, or a second handler of one name
-│  ├─ MissingHandlerError        a command nobody handles (LookupError)
-│  ├─ MissingProviderError       a dependency nobody provides (LookupError)
-│  ├─ InvalidTopicError          text that is no topic or no pattern of topics (ValueError)
-│  └─ MissingExtraError          an optional package that is not installed (ImportError)
-├─ WrongMessageTypeError         not a Command for `execute`, not an Event for `publish` (TypeError)
-├─ BusStateError                 right call, wrong moment
-│  ├─ BusClosedError             the bus is stopping or stopped
-│  ├─ BusNotStartedError         this needs a started bus
-│  ├─ SessionClosedError         the session has ended, or was never entered
-│  ├─ DuplicateSessionError      a live session already has this id
-│  ├─ SessionMismatchError       the message belongs to another session
-│  ├─ InsideHandlerError         waiting here for all handlers would wait for oneself
-│  ├─ ForeignLoopError           called on another event loop than the bus runs on
-│  ├─ EngineFrozenError          a dispatch engine takes no more dispatchers and routes
-│  └─ EngineNotFrozenError       a dispatch engine must be frozen before it dispatches
-├─ QueueFullError                a lane can take no more
-├─ MessageDepthError             messages cause each other without end; `.chain` (RecursionError)
-├─ DeliveryError                 `.handler`, `.message_type`
-│  ├─ HandlerTimeoutError        a handler ran out of time (TimeoutError)
-│  └─ MiddlewareError            a middleware broke its contract
-├─ CircuitOpenError              a circuit breaker refused the call; `.retry_after`
-├─ RoutingError                  a message that cannot be brought where it is to go
-│  ├─ NoRouteError               no route matches its topic (LookupError)
-│  ├─ MissingEndpointError       no endpoint of that name (LookupError)
-│  ├─ NoHealthyEndpointError     all endpoints of that name are out of order; `.retry_after`
-│  ├─ EndpointFailedError        every endpoint that was tried failed; `.attempts`
-│  └─ MessageTooLargeError       `.size`, `.max_size`
-├─ RequestError                  a request that got no answer
-│  ├─ RequestTimeoutError        none in time (TimeoutError)
-│  ├─ NoReplierError             there is nobody to answer (LookupError)
-│  ├─ RequestCancelledError      it was called off
-│  └─ DuplicateRequestError      one of this correlation id is still open
-├─ JournalError                  what the journal cannot do; `.path`
-│  ├─ JournalOpenError           it cannot be opened: wrong URL, missing folder, no rights
-│  │  ├─ JournalReadOnlyError    the file or its folder cannot be written (PermissionError)
-│  │  ├─ JournalNotFoundError    there is no file to read (FileNotFoundError)
-│  │  ├─ NotAJournalError        the file is something else
-│  │  └─ JournalVersionError     written by another msgbus; `.found`, `.supported`
-│  ├─ JournalClosedError         the journal has been closed
-│  ├─ JournalLockedError         another process holds the file for too long (TimeoutError)
-│  ├─ JournalFullError           no space is left; nothing that was acknowledged is lost
-│  ├─ JournalCorruptError        the file is damaged
-│  │  └─ CorruptRecordError      one record is damaged or gone; `.offset`
-│  ├─ JournalConflictError       a condition of the transaction does not hold; nothing was written
-│  │  └─ LeaseLostError          another holder has the lease; `.name`, `.epoch`
-│  ├─ CursorError                a cursor is missing, damaged or beyond the head; `.name`
-│  ├─ TransactionRefusedError    a queue refused one of its events; `.event_type`
-│  └─ ForbiddenStatementError    COMMIT, PRAGMA, ATTACH and the like inside a transaction
-├─ PipelineError                 what the data pipeline cannot do
-│  ├─ JavaNotFoundError          no Java that Spark can run on; `.seen`
-│  ├─ PipelineOptionError        an option of the data source that is wrong; `.option` (ValueError)
-│  ├─ ProjectionError            a projection that cannot be replayed
-│  ├─ TrimmedError               messages were removed before they were read; `.first`, `.wanted`
-│  └─ LakeError                  what an export to a lake cannot do; `.path`
-│     ├─ LakeBusyError           another export is running
-│     ├─ WrongLakeError          it holds the messages of another journal; `.offset`
-│     └─ LakeDamagedError        its manifest and its files do not agree; `.reason`
-├─ TicketError                   an enqueued command has no result; `.message_id`
-│  ├─ TicketFailedError          it has failed for good; `.error`
-│  ├─ TicketTimeoutError         none in time; it may still come (TimeoutError)
-│  └─ TicketNotFoundError        no command of this id was enqueued here (LookupError)
-├─ StoredMessageError            a message that cannot be encoded or decoded; `.message_id`
-├─ SettleTimeoutError            work is still running; `.busy` names it (TimeoutError)
-├─ ExpectTimeoutError            no event that fits came in time; `.seen` (TimeoutError)
-├─ DeadLetterError               a dead letter cannot be used as asked
-│  ├─ LetterNotFoundError        no letter has this id (LookupError)
-│  ├─ LetterStateError           the letter is not dead, so this cannot be done to it
-│  ├─ LetterEditError            the changed message would not be valid; `.fields` (ValueError)
-│  ├─ UndeliverableLetterError   its handler cannot be reached; `.reason`
-│  ├─ UnreadableLetterError      its message cannot become a message again (StoredMessageError)
-│  └─ DeadLetterStoreError       the store cannot be opened, read or written
-├─ Unhandleable                  raised by a durable handler: no other try of this message
-└─ Refusal                       base for expected business answers; yours to subclass
-```
-
-All of them pickle.
-"""
+"""All errors that msgbus raises; `docs/reference/errors.md` shows them as a tree. All pickle."""
 
 from __future__ import annotations
 
@@ -95,16 +11,13 @@ from typing import Any, final
 @final
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong with a bus's set-up, and how to mend it."""
+    """One fault in the configuration of a bus, and its fix."""
 
     subject: str
-    """What is wrong: a message type, a handler, a provider."""
+    """The message type, handler or provider at fault."""
 
     problem: str
-    """What is wrong with it."""
-
     fix: str
-    """What to do about it."""
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.problem} Fix: {self.fix}"
@@ -118,15 +31,15 @@ def _rebuild(cls: type[MsgBusError], args: tuple[Any, ...], state: dict[str, Any
 
 
 class MsgBusError(Exception):
-    """Root of everything the library raises on purpose."""
+    """Base of all errors that msgbus raises."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Constructors take keywords, which the default protocol would not repeat.
+        # The default protocol cannot repeat the keywords of our constructors.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class ConfigurationError(MsgBusError):
-    """The bus is set up wrongly; `faults` lists everything that was found."""
+    """Invalid configuration of a bus or handler; `faults` lists every fault found."""
 
     def __init__(self, message: str = "", *, faults: Sequence[Fault] = ()) -> None:
         self.faults = tuple(faults)
@@ -138,19 +51,19 @@ class ConfigurationError(MsgBusError):
 
 
 class MessageDefinitionError(ConfigurationError, TypeError):
-    """A message class is defined in a way that cannot work."""
+    """An invalid message class."""
 
 
 class HandlerSignatureError(ConfigurationError, TypeError):
-    """A handler's parameters or annotations do not fit what it is registered for."""
+    """A handler whose parameters do not fit what it is registered for."""
 
 
 class DuplicateHandlerError(ConfigurationError):
-    """There is already a handler of this name, or for this command."""
+    """A second handler for one command, or two handlers of one name."""
 
 
 class MissingHandlerError(ConfigurationError, LookupError):
-    """Nobody handles this command."""
+    """No handler is registered for this command."""
 
     def __init__(self, message_type: type, *, session_id: str | None = None) -> None:
         self.message_type = message_type
@@ -165,11 +78,11 @@ class MissingHandlerError(ConfigurationError, LookupError):
 
 
 class MissingProviderError(ConfigurationError, LookupError):
-    """A handler asks for something that nobody provides."""
+    """A handler asks for a dependency that has no provider."""
 
 
 class InvalidTopicError(ConfigurationError, ValueError):
-    """Text that is no topic, or no pattern of topics; `position` is where it goes wrong."""
+    """An invalid topic or topic pattern; `position` is where it goes wrong."""
 
     def __init__(
         self, text: str, position: int, problem: str, *, what: str = "topic pattern"
@@ -186,7 +99,7 @@ class InvalidTopicError(ConfigurationError, ValueError):
 
 
 class MissingExtraError(ConfigurationError, ImportError):
-    """A feature needs an optional package that is not installed."""
+    """An optional package that this feature needs is not installed."""
 
     def __init__(self, package: str, *, extra: str) -> None:
         self.package = package
@@ -198,19 +111,19 @@ class MissingExtraError(ConfigurationError, ImportError):
 
 
 class WrongMessageTypeError(MsgBusError, TypeError):
-    """`execute` was given no command, or `publish` no event."""
+    """`execute` got something other than a command, or `publish` other than an event."""
 
 
 class BusStateError(MsgBusError):
-    """The call is right, the moment is not."""
+    """The call is not possible in the current state."""
 
 
 class BusClosedError(BusStateError):
-    """The bus is stopping or has stopped; it takes nothing new."""
+    """The bus is stopping or has stopped, and accepts no messages."""
 
 
 class BusNotStartedError(BusStateError):
-    """This needs a started bus: `async with bus:` or `await bus.start()`."""
+    """The bus is not started: use `async with bus:` or `await bus.start()`."""
 
 
 class SessionClosedError(BusStateError):
@@ -218,7 +131,7 @@ class SessionClosedError(BusStateError):
 
 
 class DuplicateSessionError(BusStateError):
-    """A session of this id is still live on this bus."""
+    """A live session of this bus already has this id."""
 
 
 class SessionMismatchError(BusStateError):
@@ -226,29 +139,29 @@ class SessionMismatchError(BusStateError):
 
 
 class InsideHandlerError(BusStateError):
-    """A handler asked to wait until all handlers are done, itself included."""
+    """A handler called something that waits until all handlers are done, itself included."""
 
 
 class ForeignLoopError(BusStateError):
-    """A bus was called on another event loop than the one it was started on."""
+    """A bus was called on another event loop than the one it runs on."""
 
 
 class EngineFrozenError(BusStateError):
-    """A dispatch engine, or a registry of dispatchers, is frozen and takes nothing new."""
+    """A dispatch engine, or its registry, was changed after `freeze()`."""
 
     def __init__(self, *, what: str) -> None:
         super().__init__(
-            f"Too late for {what}: it is frozen, and what it does can no longer change. "
-            f"Register everything before freeze(), or make another one."
+            f"No change is possible after freeze(): {what}. "
+            f"Register everything before freeze(), or create a new engine."
         )
 
 
 class EngineNotFrozenError(BusStateError):
-    """A dispatch engine must be frozen before it dispatches."""
+    """A dispatch engine was used before `freeze()`."""
 
 
 class QueueFullError(MsgBusError):
-    """A lane is full and waiting is not possible here."""
+    """A handler's queue is full, and the caller cannot wait for room."""
 
     def __init__(self, handler: str, *, max_size: int, reason: str) -> None:
         self.handler = handler
@@ -257,7 +170,7 @@ class QueueFullError(MsgBusError):
 
 
 class MessageDepthError(MsgBusError, RecursionError):
-    """Messages cause each other without end, or too deep; `chain` has the last types."""
+    """Messages cause each other in a cycle or too deeply; `chain` has the last types."""
 
     def __init__(self, chain: Sequence[str], *, depth: int, max_depth: int | None = None) -> None:
         self.chain = tuple(chain)
@@ -265,19 +178,19 @@ class MessageDepthError(MsgBusError, RecursionError):
         shown = self.show(chain)
         if max_depth is None:
             text = (
-                f"Commands call each other without end, or deeper than calls can be nested: "
-                f"{shown}, {depth} deep. Break the circle, or let one of them publish an event."
+                f"Commands call each other in a cycle, or deeper than calls can be nested: "
+                f"{shown}, {depth} deep. Break the cycle, or let one of them publish an event."
             )
         else:
             text = (
                 f"{self.chain[-1]} would be {depth} messages deep, and this bus has "
-                f"max_depth={max_depth}: {shown}. Break the circle, or raise BusConfig.max_depth."
+                f"max_depth={max_depth}: {shown}. Break the cycle, or raise BusConfig.max_depth."
             )
         super().__init__(text)
 
     @staticmethod
     def show(chain: Sequence[str]) -> str:
-        """The chain as text; if it goes round and round, one round of it."""
+        """Return the chain as text; of a cycle, one round."""
         for length in range(1, len(chain) // 2 + 1):
             if all(one == other for one, other in zip(chain, chain[length:], strict=False)):
                 return " > ".join(chain[: length + 1])
@@ -285,7 +198,7 @@ class MessageDepthError(MsgBusError, RecursionError):
 
 
 class DeliveryError(MsgBusError):
-    """Something went wrong while a message was being handled."""
+    """Base of errors while a message was being handled."""
 
     def __init__(self, message: str, *, handler: str, message_type: type) -> None:
         self.handler = handler
@@ -294,7 +207,7 @@ class DeliveryError(MsgBusError):
 
 
 class HandlerTimeoutError(DeliveryError, TimeoutError):
-    """The handler did not finish in the time it was given."""
+    """A handler exceeded its timeout, in seconds, and was cancelled."""
 
     def __init__(self, *, handler: str, message_type: type, seconds: float) -> None:
         self.seconds = seconds
@@ -306,24 +219,24 @@ class HandlerTimeoutError(DeliveryError, TimeoutError):
 
 
 class MiddlewareError(DeliveryError):
-    """A middleware did something that cannot be right."""
+    """A middleware broke its contract."""
 
 
 class CircuitOpenError(MsgBusError):
-    """A circuit breaker refused the call, so that what fails is left alone for a while."""
+    """A circuit breaker is open and refused the call; `retry_after` is in seconds."""
 
     def __init__(self, circuit: str, *, retry_after: float) -> None:
         self.circuit = circuit
         self.retry_after = retry_after
         when = "until it is reset" if retry_after == math.inf else f"for {retry_after:.3g} s more"
         super().__init__(
-            f"The circuit {circuit!r} is open {when}: what it guards has failed too often. "
-            f"Nothing was called."
+            f"The circuit {circuit!r} is open {when}: too many calls have failed. "
+            f"The call was not made."
         )
 
 
 class RoutingError(MsgBusError):
-    """A message cannot be brought where it is to go."""
+    """A message cannot be routed."""
 
 
 class NoRouteError(RoutingError, LookupError):
@@ -338,7 +251,7 @@ class NoRouteError(RoutingError, LookupError):
 
 
 class MissingEndpointError(RoutingError, LookupError):
-    """There is no endpoint, and no group of endpoints, of this name."""
+    """No endpoint, and no group of endpoints, has this name."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -349,7 +262,7 @@ class MissingEndpointError(RoutingError, LookupError):
 
 
 class NoHealthyEndpointError(RoutingError):
-    """All endpoints of this name are out of order; nothing was sent."""
+    """All endpoints of this name are unhealthy; nothing was sent."""
 
     def __init__(self, endpoint: str, *, reasons: Mapping[str, str], retry_after: float) -> None:
         self.endpoint = endpoint
@@ -357,12 +270,12 @@ class NoHealthyEndpointError(RoutingError):
         self.retry_after = retry_after
         listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         super().__init__(
-            f"No healthy endpoint for {endpoint!r} ({listed}). Try again in {retry_after:g} s."
+            f"No healthy endpoint for {endpoint!r} ({listed}). Retry in {retry_after:g} s."
         )
 
 
 class EndpointFailedError(RoutingError):
-    """Every endpoint that was tried failed; `attempts` says how, secrets removed."""
+    """Every attempted endpoint failed; `attempts` has the errors, redacted."""
 
     def __init__(self, endpoint: str, *, attempts: Sequence[tuple[str, str]]) -> None:
         self.endpoint = endpoint
@@ -372,7 +285,7 @@ class EndpointFailedError(RoutingError):
 
 
 class MessageTooLargeError(RoutingError):
-    """The payload is larger than may be delivered."""
+    """The payload is larger than `max_message_size`."""
 
     def __init__(self, message_type: str, *, size: int, max_size: int) -> None:
         self.message_type = message_type
@@ -385,24 +298,24 @@ class MessageTooLargeError(RoutingError):
 
 
 class RequestError(MsgBusError):
-    """A request got no answer."""
+    """Base of errors of a request without a reply."""
 
 
 class RequestTimeoutError(RequestError, TimeoutError):
-    """No answer came in time."""
+    """No reply came in time."""
 
     def __init__(self, what: str, *, seconds: float) -> None:
         self.what = what
         self.seconds = seconds
-        super().__init__(f"No answer to {what} within {seconds:g} s.")
+        super().__init__(f"No reply to {what} within {seconds:g} s.")
 
 
 class NoReplierError(RequestError, LookupError):
-    """There is nobody who could answer."""
+    """Nothing is registered that could reply."""
 
 
 class RequestCancelledError(RequestError):
-    """The request was called off before an answer came."""
+    """The request was cancelled before a reply came."""
 
 
 class DuplicateRequestError(RequestError):
@@ -410,7 +323,7 @@ class DuplicateRequestError(RequestError):
 
 
 class JournalError(MsgBusError):
-    """The journal cannot do what it was asked to."""
+    """A journal operation failed; `path` is its file, if it has one."""
 
     def __init__(self, message: str, *, path: str | None = None) -> None:
         self.path = path
@@ -422,7 +335,7 @@ class JournalOpenError(JournalError):
 
 
 class JournalReadOnlyError(JournalOpenError, PermissionError):
-    """The journal's file, or the folder it is in, cannot be written."""
+    """The journal's file, or its folder, is read-only."""
 
 
 class JournalNotFoundError(JournalOpenError, FileNotFoundError):
@@ -431,7 +344,7 @@ class JournalNotFoundError(JournalOpenError, FileNotFoundError):
     def __init__(self, *, path: str) -> None:
         super().__init__(
             f"There is no journal at {path}. Check the path (sqlite:///shop.db is relative to the "
-            f"working folder, sqlite:////var/lib/shop.db is absolute); a bus makes the file when "
+            f"working folder, sqlite:////var/lib/shop.db is absolute); a bus creates the file when "
             f"it first starts with this journal.",
             path=path,
         )
@@ -445,7 +358,7 @@ class NotAJournalError(JournalOpenError):
 
 
 class JournalVersionError(JournalOpenError):
-    """The file was written by a msgbus with other tables, older or newer."""
+    """The file was written by a msgbus with another schema, older or newer."""
 
     def __init__(self, *, path: str, found: int, supported: int) -> None:
         self.found = found
@@ -458,15 +371,15 @@ class JournalVersionError(JournalOpenError):
 
 
 class JournalClosedError(JournalError):
-    """The journal has been closed."""
+    """The journal is closed."""
 
 
 class JournalLockedError(JournalError, TimeoutError):
-    """Another process kept the file locked for too long."""
+    """Another process held the lock on the file for too long."""
 
 
 class JournalFullError(JournalError):
-    """There is no space left for the journal; what it acknowledged before is safe."""
+    """No space is left for the journal; what it acknowledged before is safe."""
 
 
 class JournalCorruptError(JournalError):
@@ -474,13 +387,13 @@ class JournalCorruptError(JournalError):
 
 
 class CorruptRecordError(JournalCorruptError):
-    """A record is damaged or missing; reading may go on behind it."""
+    """One record is damaged or missing; reading can continue after it."""
 
     def __init__(self, problem: str, *, path: str, offset: int) -> None:
         self.offset = offset
         super().__init__(
-            f"Record {offset} of the journal {path} {problem}. Restore a backup, or go on behind "
-            f"it by reading from {offset + 1}; journal.verify() lists all damage.",
+            f"Record {offset} of the journal {path} {problem}. Restore a backup, or skip it by "
+            f"reading from {offset + 1}; journal.verify() lists all damage.",
             path=path,
         )
 
@@ -490,7 +403,7 @@ class JournalConflictError(JournalError):
 
 
 class LeaseLostError(JournalConflictError):
-    """The lease is held by another holder, or by nobody; what an old holder writes is refused."""
+    """The lease is held by another holder or expired; writes of the old holder are refused."""
 
     def __init__(self, name: str, *, epoch: int | None, current: int) -> None:
         self.name = name
@@ -503,7 +416,7 @@ class LeaseLostError(JournalConflictError):
 
 
 class CursorError(JournalError):
-    """A cursor is missing, damaged, or points beyond the end of the journal."""
+    """A cursor is missing, damaged, or beyond the end of the journal."""
 
     def __init__(self, name: str, problem: str, *, path: str | None = None) -> None:
         self.name = name
@@ -511,15 +424,15 @@ class CursorError(JournalError):
 
 
 class ForbiddenStatementError(JournalError):
-    """A statement that would end, escape or reconfigure the journal's own transaction."""
+    """A SQL statement that would end or reconfigure the journal's own transaction."""
 
 
 class PipelineError(MsgBusError):
-    """The data pipeline cannot do what it was asked to."""
+    """A pipeline operation failed."""
 
 
 class JavaNotFoundError(PipelineError):
-    """There is no Java that Spark can run on; `seen` says what was looked at."""
+    """There is no Java that Spark can run on; `seen` lists what was looked at."""
 
     def __init__(self, *, oldest: int, seen: Sequence[str] = ()) -> None:
         self.oldest = oldest
@@ -533,7 +446,7 @@ class JavaNotFoundError(PipelineError):
 
 
 class PipelineOptionError(PipelineError, ValueError):
-    """An option of the data source is wrong; `option` is its name."""
+    """An invalid option of the data source; `option` is its name."""
 
     def __init__(self, message: str, *, option: str) -> None:
         self.option = option
@@ -541,7 +454,7 @@ class PipelineOptionError(PipelineError, ValueError):
 
 
 class ProjectionError(PipelineError):
-    """A projection cannot be replayed: what it is made of, or what it gives back, is wrong."""
+    """A projection cannot be replayed: its definition or what it returns is invalid."""
 
 
 class TrimmedError(PipelineError):
@@ -551,14 +464,14 @@ class TrimmedError(PipelineError):
         self.wanted = wanted
         self.first = first
         super().__init__(
-            f"The journal {path} was trimmed: offset {wanted} is asked for, and {first} is the "
-            f"first that is left. Run a batch job again; a stream goes on without the lost rows "
-            f"with .option('failOnDataLoss', 'false'). Export to a lake before trimming."
+            f"The journal {path} was trimmed: offset {wanted} was requested, and the oldest left "
+            f"is {first}. Run a batch job again; to let a stream skip the lost rows, set "
+            f".option('failOnDataLoss', 'false'). Export to a lake before trimming."
         )
 
 
 class LakeError(PipelineError):
-    """A lake cannot be exported to or read; `path` says which."""
+    """Base of errors of a lake, which is at `path`."""
 
     def __init__(self, message: str, *, path: str) -> None:
         self.path = path
@@ -570,8 +483,8 @@ class LakeBusyError(LakeError):
 
     def __init__(self, *, path: str) -> None:
         super().__init__(
-            f"Another export to the lake {path} is running. Wait until it has ended; one that was "
-            f"killed holds nobody up.",
+            f"Another export to the lake {path} is running. Wait until it has ended; an export "
+            f"that was killed leaves no lock.",
             path=path,
         )
 
@@ -589,7 +502,7 @@ class WrongLakeError(LakeError):
 
 
 class LakeDamagedError(LakeError):
-    """The manifest of a lake and its files do not agree; `path` is the file, `reason` says how."""
+    """The manifest of a lake and its files do not agree; `path` is the file."""
 
     def __init__(self, *, path: str, reason: str) -> None:
         self.reason = reason
@@ -601,7 +514,7 @@ class LakeDamagedError(LakeError):
 
 
 class TransactionRefusedError(JournalError):
-    """An event of a transaction found a queue that refuses it; nothing of it was written."""
+    """A full queue refused an event of a transaction; nothing of it was written."""
 
     def __init__(self, event_type: type, reason: str) -> None:
         self.event_type = event_type
@@ -611,7 +524,7 @@ class TransactionRefusedError(JournalError):
 
 
 class TicketError(MsgBusError):
-    """An enqueued command has no result to give."""
+    """Base of errors of an enqueued command without a result."""
 
     def __init__(self, message: str, *, message_id: str) -> None:
         self.message_id = message_id
@@ -619,28 +532,27 @@ class TicketError(MsgBusError):
 
 
 class TicketFailedError(TicketError):
-    """An enqueued command has failed for good, wherever it was handled."""
+    """An enqueued command failed after its last attempt; `error` is redacted."""
 
     def __init__(self, message_id: str, error: str, *, message_type: str = "The command") -> None:
         self.error = error
-        """What went wrong, with secrets removed."""
         super().__init__(f"{message_type} {message_id} failed: {error}", message_id=message_id)
 
 
 class TicketTimeoutError(TicketError, TimeoutError):
-    """An enqueued command has no result yet; it is handled all the same."""
+    """An enqueued command has no result yet; it stays enqueued."""
 
     def __init__(self, message_id: str, *, seconds: float) -> None:
         self.seconds = seconds
         super().__init__(
             f"Command {message_id} has no result after {seconds:g} s. It is still in the journal: "
-            f"see that a process with its handler runs, and ask its ticket again.",
+            f"check that a process with its handler is running, and call ticket.result() again.",
             message_id=message_id,
         )
 
 
 class TicketNotFoundError(TicketError, LookupError):
-    """There is no ticket of this id in the journal."""
+    """No command of this id was enqueued in the journal."""
 
     def __init__(self, message_id: str) -> None:
         super().__init__(
@@ -651,7 +563,7 @@ class TicketNotFoundError(TicketError, LookupError):
 
 
 class StoredMessageError(MsgBusError):
-    """A message cannot be encoded, or a stored one not be decoded; what is stored is kept."""
+    """A message cannot be encoded or decoded; what is stored stays as it is."""
 
     def __init__(self, message: str, *, message_id: str | None = None) -> None:
         self.message_id = message_id
@@ -659,29 +571,29 @@ class StoredMessageError(MsgBusError):
 
 
 class SettleTimeoutError(MsgBusError, TimeoutError):
-    """`settled()` ran out of time; `busy` names what still runs."""
+    """`settled()` timed out; `busy` names the handlers that still run."""
 
     def __init__(self, busy: Sequence[str], *, seconds: float) -> None:
         self.busy = tuple(busy)
         self.seconds = seconds
         super().__init__(
-            f"Not settled after {seconds:g} s. Still at work: {', '.join(busy) or 'nothing known'}."
+            f"Not settled after {seconds:g} s. Still busy: {', '.join(busy) or 'nothing known'}."
         )
 
 
 class ExpectTimeoutError(MsgBusError, TimeoutError):
-    """No event that fits came in time; `seen` counts those that did not fit."""
+    """No matching event was published in time; `seen` counts those that did not match."""
 
     def __init__(self, target: str, *, seconds: float, seen: int) -> None:
         self.target = target
         self.seconds = seconds
         self.seen = seen
-        others = f" {seen} came that did not fit where=." if seen else ""
-        super().__init__(f"No {target} that fits was published within {seconds:g} s.{others}")
+        others = f" {seen} did not match where=." if seen else ""
+        super().__init__(f"No matching {target} was published within {seconds:g} s.{others}")
 
 
 class DeadLetterError(MsgBusError):
-    """A dead letter cannot be used as asked."""
+    """A dead-letter operation failed."""
 
 
 class LetterNotFoundError(DeadLetterError, LookupError):
@@ -690,13 +602,13 @@ class LetterNotFoundError(DeadLetterError, LookupError):
     def __init__(self, letter_id: str) -> None:
         self.letter_id = letter_id
         super().__init__(
-            f"There is no dead letter {letter_id!r}. It may have made room for newer ones; "
-            f"dead_letters.find(status=None) lists all there are."
+            f"There is no dead letter {letter_id!r}. A full store may have dropped it; "
+            f"dead_letters.find(status=None) lists all dead letters."
         )
 
 
 class LetterStateError(DeadLetterError):
-    """The letter is not dead (any more), so this cannot be done to it."""
+    """The status of the dead letter does not allow this."""
 
     def __init__(self, letter_id: str, *, status: str, wanted: str) -> None:
         self.letter_id = letter_id
@@ -705,7 +617,7 @@ class LetterStateError(DeadLetterError):
 
 
 class LetterEditError(DeadLetterError, ValueError):
-    """The changed message would not be valid; `fields` names what is wrong."""
+    """The edited message is not valid; `fields` names what is wrong."""
 
     def __init__(self, message: str, *, fields: Sequence[str] = ()) -> None:
         self.fields = tuple(fields)
@@ -713,7 +625,7 @@ class LetterEditError(DeadLetterError, ValueError):
 
 
 class UndeliverableLetterError(DeadLetterError):
-    """A letter's handler cannot be reached here and now; the letter stays as it is."""
+    """The handler of a dead letter cannot be reached; the letter stays as it is."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -721,7 +633,7 @@ class UndeliverableLetterError(DeadLetterError):
 
 
 class UnreadableLetterError(DeadLetterError, StoredMessageError):
-    """A letter's message cannot become a message again; its payload stays readable."""
+    """The message of a dead letter cannot be decoded; its payload stays readable."""
 
     def __init__(self, message_type: str, letter_id: str, problem: str) -> None:
         self.message_type = message_type
@@ -731,20 +643,16 @@ class UnreadableLetterError(DeadLetterError, StoredMessageError):
 
 
 class DeadLetterStoreError(DeadLetterError):
-    """The store of dead letters cannot be opened, read or written."""
+    """The dead-letter store cannot be opened, read or written."""
 
 
-class Unhandleable(MsgBusError):  # noqa: N818 (a word of the handler's, not an error of ours)
-    """Raised by the handler of a durable subscription: another try would be in vain.
-
-    The message is given up at once, as `on_poison` says, however many tries are left.
-    `raise Unhandleable("...") from error` keeps what was wrong.
-    """
+class Unhandleable(MsgBusError):  # noqa: N818 (raised by users, not by msgbus)
+    """Raised by a durable handler to skip the remaining attempts: `on_poison` applies at once."""
 
 
 class Refusal(MsgBusError):  # noqa: N818 (an answer, not an error)
     """Base for expected business answers, such as `OutOfStock`.
 
-    A handler that raises one fails its command, and the caller sees it. It is
-    never retried, counted by a circuit breaker or dead-lettered: nothing broke.
+    The command fails and the caller gets it. It is never retried, dead-lettered or
+    counted by a circuit breaker.
     """

@@ -1,8 +1,8 @@
-"""Detached workers on asyncio and trio: the one module that knows both.
+"""Detached tasks, wake-ups and timeouts on asyncio and trio.
 
-A bus is used by many tasks and owned by none, so its workers cannot live in a
-caller's task group. They run detached, in a fresh context, so that no caller's
-context variables (request, trace, session) leak into another caller's events.
+A bus is used by many tasks and owned by none, so its workers cannot run in a caller's task
+group. They run detached, in a fresh context, so that no caller's context variables (request,
+trace, session) leak into another caller's events.
 """
 
 from __future__ import annotations
@@ -29,47 +29,47 @@ Ts = TypeVarTuple("Ts")
 
 
 class Waker(Protocol):
-    """One sleeping worker's alarm clock: cheaper than an event, for one sleeper."""
+    """Wakes one waiting worker; cheaper than an event."""
 
     async def wait(self) -> None:
-        """Sleep until `wake`; a `wake` that came first is not remembered."""
+        """Wait for `wake`; an earlier `wake` is not remembered."""
         ...
 
     def wake(self) -> None:
-        """End the sleep.
+        """End the wait.
 
         Raises:
-            ForeignLoopError: Called on another thread than the sleeper's.
+            ForeignLoopError: Called on another thread than the worker's.
         """
         ...
 
 
 class Reply(Protocol):
-    """Something that one task waits for, once; it may be given before the wait begins."""
+    """A result that one task waits for, once; it may be set before the wait begins."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        """Wait for it."""
+        """Wait for the result."""
         ...
 
     def done(self) -> bool:
-        """Whether it was given, or nobody waits any more."""
+        """Whether it was set or the wait was cancelled."""
         ...
 
     def set_result(self, result: Any, /) -> None:
-        """Give it, on the event loop."""
+        """Set it, on the event loop."""
         ...
 
 
 class Task(Protocol):
-    """A detached worker."""
+    """A detached task."""
 
     def cancel(self) -> None:
-        """Ask it to end at its next await."""
+        """Cancel it at its next await."""
         ...
 
 
 class Runtime(Protocol):
-    """The event loop that a started bus lives on."""
+    """The event loop that a started bus runs on."""
 
     thread_id: int
 
@@ -79,11 +79,11 @@ class Runtime(Protocol):
         ...
 
     def is_running_here(self) -> bool:
-        """Whether its event loop is the one that runs on this thread now."""
+        """Whether its event loop is running on this thread."""
         ...
 
     def has_ended(self) -> bool:
-        """Whether its event loop will never run anything any more."""
+        """Whether its event loop has ended."""
         ...
 
     def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
@@ -91,19 +91,19 @@ class Runtime(Protocol):
         ...
 
     def waker(self) -> Waker:
-        """A fresh alarm clock for one worker."""
+        """Make a waker for one worker."""
         ...
 
     def reply(self) -> Reply:
-        """A fresh reply for one task to wait for."""
+        """Make a reply for one task to wait for."""
         ...
 
     async def checkpoint(self) -> None:
-        """Give every other task a turn."""
+        """Let every other task run."""
         ...
 
     def is_ending(self, error: BaseException) -> bool:
-        """Whether `error` means that the current task is to end, rather than just its work."""
+        """Whether `error` ends the current task, rather than just its work."""
         ...
 
     def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
@@ -111,10 +111,7 @@ class Runtime(Protocol):
         ...
 
     def call_soon(self, callback: Callable[[], object]) -> bool:
-        """Run `callback` on the loop, soon; may be called from any thread.
-
-        Does nothing if the loop has ended, and gives false.
-        """
+        """Run `callback` on the loop soon, from any thread; false if the loop has ended."""
         ...
 
     def call_later(self, seconds: float, callback: Callable[[], object]) -> Task:
@@ -134,7 +131,7 @@ def current_runtime(known: Runtime | None = None) -> Runtime:
     return _AsyncioRuntime()
 
 
-# Any other exception, whatever its base class, is a handler's own affair.
+# Any other exception, whatever its base class, is a failure of the handler.
 _PROGRAM_ENDS: Final = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
@@ -155,21 +152,20 @@ def is_on_trio() -> bool:
 
 
 class Late:
-    """Says that something did not finish in time."""
+    """Type of `LATE`: a result that did not come in time."""
 
 
 LATE: Final = Late()
 
 
 @types.coroutine
-def finish_within(  # noqa: C901 (one small machine, in one piece)
+def finish_within(  # noqa: C901 (one state machine)
     coroutine: Coroutine[Any, Any, T], seconds: float
 ) -> Generator[Any, Any, T | Late]:
     """The value of `coroutine`, or `LATE` once `seconds` have passed. On asyncio only.
 
-    A fifth of the price of a cancel scope: there is no timer, and nothing else, unless the
-    coroutine really has to wait. Such a late start is possible as asyncio's time-outs
-    need not be nested, which trio's and anyio's scopes must.
+    A fifth of the cost of a cancel scope: there is no timer unless the coroutine has to wait.
+    That is possible as asyncio's timeouts need not be nested, as trio's scopes must.
     """
     try:
         waiting = coroutine.send(None)
@@ -197,38 +193,38 @@ def finish_within(  # noqa: C901 (one small machine, in one piece)
             else:
                 waiting = coroutine.send(value)
     except StopIteration as end:
-        _forgive(task, is_late)
+        _uncancel(task, is_late)
         return cast("T", end.value)
     except asyncio.CancelledError:
-        # Also cancelled by somebody else: then this is no matter of time.
+        # Cancelled from elsewhere too: then it is not a timeout.
         if not is_late or task.uncancel() > before:
             raise
         return LATE
     except BaseException:
-        _forgive(task, is_late)
+        _uncancel(task, is_late)
         raise
     finally:
         timer.cancel()
 
 
-def _forgive(task: asyncio.Task[Any], is_late: bool) -> None:
+def _uncancel(task: asyncio.Task[Any], is_late: bool) -> None:
     if is_late:
         task.uncancel()
 
 
 async def run_together(function: Callable[[int], Coroutine[Any, Any, None]], number: int) -> None:
-    """Run `function(0)` to `function(number - 1)` side by side, begun in this order.
+    """Run `function(0)` to `function(number - 1)` concurrently, begun in this order.
 
-    A cancelled call ends them all before it gives up.
+    If cancelled, all have ended before it raises.
     """
     if is_on_trio():
         import trio
 
-        async def run_from(place: int) -> None:
+        async def run_from(index: int) -> None:
             # Each starts the next before it begins: trio starts tasks in any order.
-            if place + 1 < number:
-                nursery.start_soon(run_from, place + 1)
-            await function(place)
+            if index + 1 < number:
+                nursery.start_soon(run_from, index + 1)
+            await function(index)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run_from, 0)
@@ -238,12 +234,12 @@ async def run_together(function: Callable[[int], Coroutine[Any, Any, None]], num
 
     # Not anyio's: it does the same and costs five times as much.
     async with asyncio.TaskGroup() as tasks:
-        for place in range(number):
-            tasks.create_task(function(place))
+        for index in range(number):
+            tasks.create_task(function(index))
 
 
 def refuse_own_thread(runtime: Runtime) -> None:
-    """Raise if the caller is on the loop's own thread, where blocking would deadlock."""
+    """Raise on the loop's own thread, where blocking would deadlock."""
     if threading.get_ident() == runtime.thread_id:
         message = (
             "A bus portal is for other threads; on the event loop's own thread it would "
@@ -253,7 +249,7 @@ def refuse_own_thread(runtime: Runtime) -> None:
 
 
 def foreign_loop(what: str) -> ForeignLoopError:
-    """The error for a call on another event loop than that of the bus."""
+    """Make the error for a call on another event loop than that of the bus."""
     message = (
         f"Cannot {what} this bus here: it runs on another event loop. Make a portal there with "
         f"`portal = bus.portal()`, and call that from other threads."
@@ -289,7 +285,7 @@ class _AsyncioWaker:
 class _AsyncioRuntime:
     def __init__(self) -> None:
         self.thread_id = threading.get_ident()
-        # Not at the top: it is half of what importing the library would take.
+        # Not at the top: half of the import time of the library.
         import asyncio
 
         self._asyncio = asyncio
@@ -331,8 +327,8 @@ class _AsyncioRuntime:
     def is_ending(self, error: BaseException) -> bool:
         if not _contains(error, self._asyncio.CancelledError):
             return _contains(error, *_PROGRAM_ENDS)
-        # A handler that lets its own cancellation escape raises the same exception as
-        # one that is cancelled from outside; only the task knows the difference.
+        # A handler that raises its own cancellation raises the same exception as one that is
+        # cancelled from outside; only the task knows the difference.
         task = self._asyncio.current_task()
         return task is None or task.cancelling() > 0
 
@@ -441,8 +437,8 @@ class _TrioRuntime:
                 try:
                     await function(*args)
                 except BaseExceptionGroup as group:
-                    # A handler's tasks were cancelled and failed to clean up. Anything but
-                    # the cancellation would end the whole program here.
+                    # A handler's tasks were cancelled and failed to clean up. Raising anything
+                    # but the cancellation would end the program.
                     cancelled = group.subgroup(trio.Cancelled)
                     if cancelled is None or _contains(group, *_PROGRAM_ENDS):
                         raise
@@ -465,8 +461,8 @@ class _TrioRuntime:
 
         if not _contains(error, trio.Cancelled):
             return _contains(error, *_PROGRAM_ENDS)
-        # A handler may keep a Cancelled of a scope of its own and raise it later. Only if a
-        # scope around this task is cancelled, the task itself is to end.
+        # A handler may keep a Cancelled of its own scope and raise it later. The task ends
+        # only if a scope around it is cancelled.
         return trio.current_effective_deadline() == float("-inf")
 
     def run_from_thread(self, function: Callable[[], Awaitable[T]]) -> T:
@@ -474,7 +470,7 @@ class _TrioRuntime:
         return wait_for(lambda: self._submit(function))
 
     def _submit(self, function: Callable[[], Awaitable[T]]) -> Future[T]:
-        """As `trio.from_thread.run`, but for a thread that does not only wait."""
+        """As `trio.from_thread.run`, for a thread that works while it waits."""
         import trio
 
         answer: Future[T] = Future()

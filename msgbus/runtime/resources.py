@@ -1,6 +1,6 @@
-"""Resources that stay open: entered, held and left by one and the same detached task.
+"""Context managers that stay open, entered and exited by one detached task.
 
-A context manager with a task group or cancel scope inside must be left by the task that
+A context manager with a task group or cancel scope inside must be exited by the task that
 entered it, but a bus may be started by one task and stopped by another.
 """
 
@@ -20,50 +20,50 @@ if TYPE_CHECKING:
 
 @final
 class _Request:
-    __slots__ = ("done", "error", "made", "value")
+    __slots__ = ("done", "error", "make", "value")
 
-    def __init__(self, made: Callable[[], Any]) -> None:
-        self.made = made
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
         self.done = anyio.Event()
         self.value: Any = None
         self.error: BaseException | None = None
 
 
 @final
-class Keeper:
-    """Opens resources on request and closes them, last first, in `close`."""
+class Resources:
+    """Open resources on request, and close them, last first."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._requests: deque[_Request] = deque()
-        self._news: anyio.Event | None = None
+        self._changed: anyio.Event | None = None
         self._closed: anyio.Event | None = None
         self._closing = False
         self._errors: list[BaseException] = []
 
     async def enter(self, runtime: Runtime, make: Callable[[], Any]) -> Any:
-        """Call `make` and enter, await or just keep what it gives; the value of it."""
-        if self._news is None:
-            self._news = anyio.Event()
+        """Call `make`, enter or await its result if need be, and return the value."""
+        if self._changed is None:
+            self._changed = anyio.Event()
             self._closed = anyio.Event()
-            runtime.spawn(self._keep, runtime, name=f"{self._name}: resources")
+            runtime.spawn(self._run, runtime, name=f"{self._name}: resources")
         request = _Request(make)
         self._requests.append(request)
-        self._news.set()
+        self._changed.set()
         await request.done.wait()
         if request.error is not None:
             raise request.error
         return request.value
 
     async def close(self) -> list[BaseException]:
-        """Leave all resources, last first; the errors of those that failed to close."""
-        if self._news is not None and self._closed is not None:
+        """Exit all resources, last first; return the errors of those that failed."""
+        if self._changed is not None and self._closed is not None:
             self._closing = True
-            self._news.set()
+            self._changed.set()
             await self._closed.wait()
         return self._errors
 
-    async def _keep(self, runtime: Runtime) -> None:
+    async def _run(self, runtime: Runtime) -> None:
         assert self._closed is not None  # noqa: S101 (set before this task is spawned)
         try:
             async with AsyncExitStack() as stack:
@@ -80,7 +80,7 @@ class Keeper:
             while self._requests:
                 request = self._requests.popleft()
                 try:
-                    request.value = await enter_any(stack, request.made())
+                    request.value = await enter_any(stack, request.make())
                 except BaseException as error:
                     request.error = error  # raised in `enter`
                     if runtime.is_ending(error):
@@ -88,8 +88,8 @@ class Keeper:
                 finally:
                     request.done.set()
             if not self._closing:
-                self._news = anyio.Event()
-                await self._news.wait()
+                self._changed = anyio.Event()
+                await self._changed.wait()
 
 
 async def enter_any(stack: AsyncExitStack, made: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A bounded pool of threads for sync handlers."""
+"""A bounded thread pool for sync handlers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 @final
 class ThreadPool:
-    """At most so many sync handlers at work, those included that nobody waits for any more.
+    """Limits the sync handlers that run at once, abandoned ones included.
 
-    A handler that ran out of time goes on in its thread, as a thread cannot be stopped. It
-    keeps its place until it ends, so that time-outs cannot pile up threads without bound.
+    A handler that timed out runs on, as a thread cannot be stopped. It keeps its slot until it
+    ends, so that timeouts cannot add threads without bound.
 
-    If no place is free, what a sync handler called through a portal runs in that handler's own
-    thread, which is waiting for it.
+    If no slot is free, a sync handler that was called through a portal runs in the thread of
+    its caller, which is waiting for it.
 
     Args:
-        max_threads: How many.
-        runtime: The one event loop that may use it; any, one at a time, unless given.
+        max_threads: Slots.
+        runtime: The event loop that may use it; any, one at a time, unless given.
     """
 
     def __init__(self, max_threads: float, runtime: Runtime | None = None) -> None:
@@ -51,41 +51,41 @@ class ThreadPool:
         return *self._limiters, runtime
 
     async def run(self, function: Callable[[], T]) -> T:
-        """The value of `function`, called in a thread; abandoned if this is cancelled."""
-        places, unbounded, runtime = self._limits()
+        """Call `function` in a thread; it is abandoned if this is cancelled."""
+        slots, unbounded, runtime = self._limits()
         caller = waiting_thread.get()
-        if caller is not None and places.available_tokens < 1:
+        if caller is not None and slots.available_tokens < 1:
             job = caller.give(function)
             if job is not None:
                 return await _outcome(job, runtime)
-        place = _Place(places, runtime)
-        await place.take()
+        slot = _ThreadSlot(slots, runtime)
+        await slot.acquire()
 
         def work() -> T:
-            place.is_working = True
+            slot.is_working = True
             try:
                 with handler_thread():
                     return function()
             finally:
-                place.give_back_from_thread()
+                slot.release_from_thread()
 
         try:
             return await anyio.to_thread.run_sync(work, limiter=unbounded, abandon_on_cancel=True)
         except BaseException:
-            if not place.is_working:
-                place.give_back()
+            if not slot.is_working:
+                slot.release()
             raise
 
 
 async def _outcome(job: Future[T], runtime: Runtime) -> T:
-    """What a job in another thread gives; not begun at all if this is cancelled before."""
+    """Wait for a job in another thread; if cancelled before it begins, it never does."""
     reply = runtime.reply()
 
-    def tell() -> None:
+    def wake() -> None:
         if not reply.done():
             reply.set_result(None)
 
-    job.add_done_callback(lambda _: runtime.call_soon(tell))
+    job.add_done_callback(lambda _: runtime.call_soon(wake))
     try:
         await reply
     except BaseException:
@@ -95,21 +95,21 @@ async def _outcome(job: Future[T], runtime: Runtime) -> T:
 
 
 @final
-class _Place:
-    """One place in the pool, given back exactly once."""
+class _ThreadSlot:
+    """One slot of the pool, released exactly once."""
 
-    def __init__(self, places: anyio.CapacityLimiter, runtime: Runtime) -> None:
-        self._places = places
+    def __init__(self, slots: anyio.CapacityLimiter, runtime: Runtime) -> None:
+        self._slots = slots
         self._runtime = runtime
         self._once = threading.Lock()
         self.is_working = False
 
-    async def take(self) -> None:
-        await self._places.acquire_on_behalf_of(self)
+    async def acquire(self) -> None:
+        await self._slots.acquire_on_behalf_of(self)
 
-    def give_back_from_thread(self) -> None:
-        self._runtime.call_soon(self.give_back)
+    def release_from_thread(self) -> None:
+        self._runtime.call_soon(self.release)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         if self._once.acquire(blocking=False):
-            self._places.release_on_behalf_of(self)
+            self._slots.release_on_behalf_of(self)

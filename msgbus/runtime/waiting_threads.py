@@ -1,9 +1,8 @@
-"""Threads of sync handlers that wait for the bus, and work meanwhile.
+"""Threads of sync handlers that run other sync handlers while they wait for the bus.
 
-A sync handler that calls the bus through a portal keeps its thread, though it does nothing but
-wait. If what it waits for is a sync handler too, and all threads are taken, perhaps by handlers
-that wait as well, they would wait for ever. So the thread that waits does that work itself, as
-if its handler had called the other one directly.
+A sync handler that calls the bus through a portal keeps its thread while it waits. If it waits
+for another sync handler, and all threads are taken by handlers that wait too, they would
+deadlock. So the waiting thread runs that handler itself.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ T = TypeVar("T")
 
 @final
 class WaitingThread:
-    """One thread for as long as it waits.
+    """A thread while it waits.
 
     Args:
-        level: How many handlers wait in this thread already, each for the next.
+        level: Handlers that already wait in this thread, each for the next.
     """
 
     MAX_LEVEL: Final = 20
@@ -36,14 +35,14 @@ class WaitingThread:
         self._is_waiting = True
 
     def give(self, function: Callable[[], T]) -> Future[T] | None:
-        """Have it call `function`, in the context of the caller; `None` if it waits no more.
+        """Run `function` in it, in the caller's context; `None` if it no longer waits.
 
         Raises:
-            RecursionError: It does so for too many already.
+            RecursionError: Too many handlers wait in it already.
         """
         if self.level >= self.MAX_LEVEL:
             message = (
-                f"{self.MAX_LEVEL} sync handlers wait in one thread, each for the next that it has "
+                f"{self.MAX_LEVEL} sync handlers wait in one thread, each for the next that it "
                 f"called through a portal, and all other threads are taken."
             )
             raise RecursionError(message)
@@ -52,7 +51,7 @@ class WaitingThread:
 
         def work() -> None:
             if not job.set_running_or_notify_cancel():
-                return  # nobody wants it any more
+                return  # cancelled
             try:
                 job.set_result(context.run(function))
             except BaseException as error:
@@ -65,7 +64,7 @@ class WaitingThread:
             return job
 
     def wait_for(self, answer: Future[T]) -> T:
-        """Work until there is an answer, and give that."""
+        """Run jobs until there is an answer, and return it."""
         answer.add_done_callback(self._stop)
         while (job := self._jobs.get()) is not None:
             job()
@@ -81,12 +80,12 @@ _in_handler: Final[ContextVar[bool]] = ContextVar("msgbus_in_handler_thread", de
 waiting_thread: Final[ContextVar[WaitingThread | None]] = ContextVar(
     "msgbus_waiting_thread", default=None
 )
-"""The thread that waits for what is called here, if it is one of a sync handler."""
+"""The thread of a sync handler that waits for the current call, if any."""
 
 
 @contextmanager
 def handler_thread() -> Generator[None]:
-    """Around a sync handler in a thread of its own, which may be given work while it waits."""
+    """Mark the current thread as running a sync handler, so that it works while it waits."""
     in_handler, waiting = _in_handler.set(True), waiting_thread.set(None)
     try:
         yield
@@ -96,7 +95,7 @@ def handler_thread() -> Generator[None]:
 
 
 def wait_for(submit: Callable[[], Future[T]]) -> T:
-    """What `submit` has begun on the event loop gives, once it is there."""
+    """Wait for the result of what `submit` begins on the event loop."""
     if not _in_handler.get():
         return submit().result()
     below = waiting_thread.get()

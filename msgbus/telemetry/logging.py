@@ -1,13 +1,13 @@
 """Log events with stable names and key/value data.
 
 If the application has configured structlog, events go there. Otherwise they go to the
-standard logger `msgbus`, so that warnings and errors are seen even by a program that has
-set up no logging at all. The library itself configures nothing, and never logs payloads.
+standard logger `msgbus`, so that warnings and errors are shown even without any logging setup.
+The library configures nothing, and never logs payloads.
 
 Values cannot forge log lines: line breaks and other control characters in them are escaped, here
 and nowhere else. Only a traceback has several lines, each of which begins with `  | `.
 
-Every name is listed in the reference; a name is part of the public contract.
+All names are listed in the reference, and are part of the public contract.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, TypeAlias, final
 
-from msgbus.messages.message import Message, metadata_of
 from msgbus.telemetry.tracebacks import redacted_traceback
 
 _msgbus: Final = logging.getLogger("msgbus")
@@ -31,22 +30,22 @@ _UNSAFE: Final = re.compile(
 
 
 class EventLogger(Protocol):
-    """A logger of events with keys, as structlog's are."""
+    """A logger of events with keys, such as structlog's."""
 
     def debug(self, event: str, **keys: Any) -> Any:
         """Log details."""
         ...
 
     def info(self, event: str, **keys: Any) -> Any:
-        """Log what happens."""
+        """Log normal operation."""
         ...
 
     def warning(self, event: str, **keys: Any) -> Any:
-        """Log what may be wrong."""
+        """Log a possible problem."""
         ...
 
     def error(self, event: str, **keys: Any) -> Any:
-        """Log what is wrong."""
+        """Log an error."""
         ...
 
 
@@ -55,12 +54,12 @@ StandardLogger: TypeAlias = "logging.Logger | logging.LoggerAdapter[Any]"
 
 @final
 class Log:
-    """Write log events to one logger; to that of the library if none is given.
+    """Write log events to one logger; to that of the library unless given.
 
-    A logger that raises harms nobody: the event goes to the standard logger `msgbus`.
+    If the logger raises, the event goes to the standard logger `msgbus`.
 
     The key `traceback` takes an exception, or text of several lines. It is formatted only if
-    somebody reads the event.
+    the level is enabled.
     """
 
     def __init__(self, logger: EventLogger | StandardLogger | None = None) -> None:
@@ -70,7 +69,7 @@ class Log:
         self._bound: Any = None
         self._configured: object = None
         self.is_enabled: Callable[[int], bool] = self._is_enabled
-        """Whether events of a level are written; asked before an event is made."""
+        """Whether events of a level are written."""
         if isinstance(logger, logging.Logger | logging.LoggerAdapter):
             self._standard = logger
             self.is_enabled = logger.isEnabledFor
@@ -82,15 +81,15 @@ class Log:
         self._write(logging.DEBUG, name, data)
 
     def info(self, name: str, /, **data: Any) -> None:
-        """Log what happens."""
+        """Log normal operation."""
         self._write(logging.INFO, name, data)
 
     def warning(self, name: str, /, **data: Any) -> None:
-        """Log what may be wrong."""
+        """Log a possible problem."""
         self._write(logging.WARNING, name, data)
 
     def error(self, name: str, /, **data: Any) -> None:
-        """Log what is wrong."""
+        """Log an error."""
         self._write(logging.ERROR, name, data)
 
     def _is_enabled(self, level: int) -> bool:
@@ -98,13 +97,13 @@ class Log:
         if logger is None:
             return self._standard.isEnabledFor(level)
         try:
-            asked = getattr(logger, "is_enabled_for", None) or logger.isEnabledFor
-            return bool(asked(level))
-        except Exception:  # not every logger can be asked
+            is_enabled_for = getattr(logger, "is_enabled_for", None) or logger.isEnabledFor
+            return bool(is_enabled_for(level))
+        except Exception:  # not every logger has such a method
             return True
 
     def _bound_logger(self) -> Any:
-        """The structured logger, bound once for each configuration: that takes microseconds."""
+        """The structured logger, bound once per configuration, as binding takes microseconds."""
         structlog = sys.modules.get("structlog")
         if structlog is None or not structlog.is_configured():
             return self._given
@@ -127,7 +126,7 @@ class Log:
 
     def _write(self, level: int, name: str, data: dict[str, Any]) -> None:
         if not self.is_enabled(level):
-            return  # before a traceback is formatted for nobody
+            return  # before a traceback is formatted
         logger = self._structured()
         shown, lines = _rendered(data)
         if logger is not None:
@@ -151,24 +150,13 @@ class Log:
 log: Final = Log()
 
 
-def ids_of(message: Message) -> dict[str, str | None]:
-    """Name a message in a log event: its type and id, correlation and session."""
-    meta = metadata_of(message)
-    return {
-        "message_type": type(message).__name__,
-        "message_id": meta.message_id,
-        "correlation_id": meta.correlation_id,
-        "session_id": meta.session_id,
-    }
-
-
 def escaped(text: str) -> str:
     """Replace characters that could end a log line, or change how it is shown."""
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _rendered(data: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Escape all values; the lines of the traceback, if there is one, come after them."""
+    """Escape all values; the traceback is returned apart from them, line by line."""
     shown = {
         key: escaped(value) if isinstance(value, str) else value
         for key, value in data.items()

@@ -1,11 +1,10 @@
-"""Metrics for Prometheus, read from the counters of a bus when somebody scrapes.
+"""Prometheus metrics, read from the counters of a bus at each scrape.
 
 ```python
 BusCollector(bus, registry=registry)  # or registry.register(BusCollector(bus))
 ```
 
-Nothing is registered by importing this, nor on any registry but the one that is given, and
-the bus knows nothing of it. The same numbers as JSON are `bus.stats().as_dict()`.
+Importing this registers nothing. The same numbers as JSON are `bus.stats().as_dict()`.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from prometheus_client.metrics_core import (
 )
 
 from msgbus.errors import ConfigurationError
-from msgbus.handlers.config import BusConfig
 from msgbus.telemetry.stats import BOUNDS, BusStats, DurationStats
 
 Labels: TypeAlias = tuple[str, ...]
@@ -37,21 +35,24 @@ Rows: TypeAlias = Mapping[str, tuple[str, str]]
 """Metric name -> (attribute of the stats, help)."""
 
 OVERFLOW: Final = "_overflow"
-"""The label of everything that found no room under a name of its own."""
+"""The label of all series beyond `max_series`."""
 
 _EVENT_COUNTERS: Final[Rows] = {
-    "events_published": ("published", "Events handed to the bus, whatever became of them."),
-    "events_rejected": ("rejected", "Events that no handler got, as a queue was full."),
+    "events_published": ("published", "Events published, whatever the outcome."),
+    "events_rejected": ("rejected", "Events rejected, as a queue was full."),
 }
 _LANE_COUNTERS: Final[Rows] = {
-    "events_processed": ("handled", "Events that the handler has handled."),
-    "events_failed": ("failed", "Events that the handler has failed on."),
-    "events_retried": ("retried", "Tries after the first, of events that had failed."),
-    "events_filtered": ("filtered", "Events turned away by a filter; of the bus if no handler."),
-    "events_dropped": ("dropped", "Events that fell out of the handler's full queue."),
-    "events_abandoned": ("abandoned", "Events given up because the bus or session ended."),
+    "events_processed": ("handled", "Events handled."),
+    "events_failed": ("failed", "Events that failed."),
+    "events_retried": ("retried", "Attempts after the first."),
+    "events_filtered": (
+        "filtered",
+        "Events filtered out; by the bus if no handler.",
+    ),
+    "events_dropped": ("dropped", "Events dropped from the handler's full queue."),
+    "events_abandoned": ("abandoned", "Events abandoned because the bus or session ended."),
 }
-_LANE_GAUGES: Final[Rows] = {"queue_size": ("queued", "Events that wait for the handler.")}
+_LANE_GAUGES: Final[Rows] = {"queue_size": ("queued", "Events in the handler's queue.")}
 _LANE_FLAGS: Final[Rows] = {
     "backpressure_active": (
         "backpressure",
@@ -59,41 +60,44 @@ _LANE_FLAGS: Final[Rows] = {
     ),
 }
 _COMMAND_COUNTERS: Final[Rows] = {
-    "commands_sent": ("sent", "Commands given to the handler."),
-    "commands_processed": ("handled", "Commands that the handler has handled."),
-    "commands_failed": ("failed", "Commands that the handler has failed on."),
-    "commands_retried": ("retried", "Tries after the first, of commands that had failed."),
-    "commands_cancelled": ("cancelled", "Commands whose caller gave up."),
+    "commands_sent": ("sent", "Commands sent to the handler."),
+    "commands_processed": ("handled", "Commands handled."),
+    "commands_failed": ("failed", "Commands that failed."),
+    "commands_retried": ("retried", "Attempts after the first."),
+    "commands_cancelled": ("cancelled", "Commands cancelled by their caller."),
 }
 _BUS_GAUGES: Final[Rows] = {
-    "active_sessions": ("active_sessions", "Sessions that are open."),
+    "active_sessions": ("active_sessions", "Open sessions."),
     "registered_handlers": ("registered_handlers", "Handlers of the bus and of its sessions."),
-    "events_scheduled": ("scheduled", "Events that wait for their time."),
-    "dead_letter_queue_size": ("dead_letters", "Messages given up on, and kept."),
+    "events_scheduled": ("scheduled", "Events scheduled for later."),
+    "dead_letter_queue_size": ("dead_letters", "Dead letters."),
 }
 _SUBSCRIPTION_GAUGES: Final[Rows] = {
-    "subscription_lag": ("lag", "Offsets up to the newest: at most so many messages are left."),
+    "subscription_lag": ("lag", "Offsets up to the newest: upper bound of the messages left."),
     "subscription_oldest_unacked_seconds": (
         "oldest_unacked_age",
-        "Age of the oldest message that is not done, 0 if there is none.",
+        "Age of the oldest unacknowledged message, 0 if there is none.",
     ),
-    "subscription_scheduled": ("scheduled", "Messages whose next try is in the schedule."),
+    "subscription_scheduled": ("scheduled", "Messages whose next attempt is in the schedule."),
     "subscription_active": ("is_active", "1 while it delivers in this process."),
 }
 _SUBSCRIPTION_SUMS: Final[Rows] = {
-    "subscription_in_flight": ("in_flight", "Messages that the handler has in hand."),
-    "subscription_waiting": ("waiting", "Messages in memory that wait for another try."),
+    "subscription_in_flight": ("in_flight", "Messages in flight in the handler."),
+    "subscription_waiting": ("waiting", "Messages in memory that wait for a retry."),
 }
 _SUBSCRIPTION_COUNTERS: Final[Rows] = {
-    "subscription_delivered": ("delivered", "Tries that were begun."),
-    "subscription_acked": ("acked", "Messages that were handled."),
+    "subscription_delivered": ("delivered", "Attempts begun."),
+    "subscription_acked": ("acked", "Messages acknowledged."),
     "subscription_skipped": ("skipped", "Messages not delivered, as they were marked as handled."),
-    "subscription_failed": ("failed", "Tries that ended in an error, time-outs included."),
-    "subscription_timed_out": ("timed_out", "Tries that were not answered in time."),
-    "subscription_redelivered": ("redelivered", "Tries that were not a message's first here."),
-    "subscription_dead_lettered": ("dead_lettered", "Messages that became dead letters."),
-    "subscription_dropped": ("dropped", "Messages given up by Poison.DROP."),
-    "subscription_stalls": ("stalls", "Times that the watchdog found work that nobody did."),
+    "subscription_failed": ("failed", "Attempts that failed, timeouts included."),
+    "subscription_timed_out": ("timed_out", "Attempts that timed out."),
+    "subscription_redelivered": (
+        "redelivered",
+        "Attempts after the first in this process.",
+    ),
+    "subscription_dead_lettered": ("dead_lettered", "Messages dead-lettered."),
+    "subscription_dropped": ("dropped", "Messages dropped by Poison.DROP."),
+    "subscription_stalls": ("stalls", "Times that the watchdog found undelivered messages."),
     "subscription_errors": ("errors", "Times that the journal could not be read or written."),
 }
 _JOURNAL_GAUGES: Final[Rows] = {
@@ -112,16 +116,25 @@ _CIRCUIT_STATES: Final = {"closed": 0, "half_open": 1, "open": 2}
 _BOUND_NAMES: Final = (*map(str, BOUNDS), "+Inf")
 
 
-class StatsSource(Protocol):
-    """What a collector asks of a bus."""
+class SamplingConfig(Protocol):
+    """The part of a bus's configuration that a collector needs."""
 
     @property
-    def config(self) -> BusConfig:
-        """Sizes and times."""
+    def histogram_every(self) -> int:
+        """Every how many calls one duration is in the histogram."""
+        ...
+
+
+class StatsSource(Protocol):
+    """The part of a bus that a collector needs."""
+
+    @property
+    def config(self) -> SamplingConfig:
+        """The configuration."""
         ...
 
     def stats(self) -> BusStats:
-        """All counters at this moment."""
+        """Snapshot of all counters."""
         ...
 
 
@@ -129,23 +142,23 @@ class StatsSource(Protocol):
 class BusCollector:
     """A Prometheus collector over one or more buses.
 
-    Buses of one name are counted together, as handlers of one name are. Prometheus wants
+    Buses of one name are counted together, as handlers of one name are. Prometheus takes
     each metric from one collector only, so several buses on one registry share one:
-    `BusCollector(orders, billing)`. A second collector that is given a registry which has
-    one already adds its buses to that.
+    `BusCollector(orders, billing)`. A second collector for the same registry adds its buses
+    to the first.
 
-    A series is a set of labels (bus, handler, message type). Beyond `max_series` of them
-    whatever is new is summed under `handler="_overflow"`, so that handlers made in a loop
-    cannot flood the metrics server.
+    A series is a set of labels (bus, handler, message type). Beyond `max_series`, new ones
+    are summed under `handler="_overflow"`, so that handlers made in a loop cannot flood the
+    metrics server.
 
     Args:
-        *buses: Whose counters to read.
-        registry: Where to register itself; nowhere unless given.
-        max_series: How many sets of labels it may use.
+        *buses: Buses to read.
+        registry: Registry to register with; none unless given.
+        max_series: Maximum number of label sets.
 
     Raises:
-        ConfigurationError: No bus was given, or `max_series` is no positive number, or
-            Prometheus runs in multi-process mode, which cannot use collectors.
+        ConfigurationError: No bus was given, or `max_series` is below 1, or Prometheus runs
+            in multi-process mode, which cannot use collectors.
     """
 
     def __init__(
@@ -167,32 +180,32 @@ class BusCollector:
         self._buses: list[StatsSource] = []
         self.add(*buses)
         self._max_series = max_series
-        # Remembered, so that a series which has its name once keeps it in later scrapes.
+        # A series that has its own labels once keeps them in later scrapes.
         self._named: set[Labels] = set()
         if registry is not None:
             first = _collectors.setdefault(registry, self)
             first.add(*buses)
-            registry.register(first)  # once more does no harm, and it may have been taken out
+            registry.register(first)  # again: it may have been unregistered
 
     def add(self, *buses: StatsSource) -> None:
-        """Read the counters of these buses too; one that it has already is not read twice."""
+        """Read these buses too; each bus is read once."""
         for bus in buses:
             if bus not in self._buses:
                 self._buses.append(bus)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: else registering would collect, perhaps long before the bus is ready."""
+        """Nothing: otherwise registering would collect, perhaps before the bus is ready."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics at this moment."""
-        page = _Page(self._name)
+        """Collect all metrics."""
+        scrape = _Scrape(self._labels)
         for bus in list(self._buses):
-            page.add(_read(bus), every=bus.config.histogram_every)
-        return page.metrics()
+            scrape.add(_read(bus), every=bus.config.histogram_every)
+        return scrape.metrics()
 
-    def _name(self, bus: str, handler: str, message_type: str) -> Labels:
-        """The labels themselves while there is room for them, else those of the rest."""
+    def _labels(self, bus: str, handler: str, message_type: str) -> Labels:
+        """The labels of a series; those of the overflow beyond `max_series`."""
         labels = (bus, handler, message_type)
         if labels not in self._named:
             if len(self._named) >= self._max_series:
@@ -201,12 +214,12 @@ class BusCollector:
         return labels
 
 
-# Two collectors on one registry would each bring every metric, which Prometheus refuses.
+# Prometheus refuses two collectors with the same metrics on one registry.
 _collectors: Final[WeakKeyDictionary[CollectorRegistry, BusCollector]] = WeakKeyDictionary()
 
 
 def expose(*buses: StatsSource) -> str:
-    """The metrics of these buses in the text format of Prometheus; needs no registry.
+    """The metrics of these buses in Prometheus' text format, without a registry.
 
     Raises:
         ConfigurationError: As of `BusCollector`.
@@ -218,16 +231,16 @@ def _refuse_multiprocess() -> None:
     for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
         if os.environ.get(name):
             message = (
-                f"{name} is set: in its multi-process mode prometheus_client leaves out all "
-                f"custom collectors, so the metrics of the bus would silently be missing. "
+                f"{name} is set: in multi-process mode prometheus_client ignores custom "
+                f"collectors, so the metrics of the bus would be missing. "
                 f"Unset it and let Prometheus scrape each process at a port of its own."
             )
             raise ConfigurationError(message)
 
 
 def _read(bus: StatsSource) -> BusStats:
-    # A metrics server asks from a thread of its own, and the event loop may add a counter
-    # while they are being read. That is over in microseconds.
+    # A metrics server reads from its own thread, and the event loop may add a counter
+    # meanwhile. The next attempt succeeds.
     for _ in range(100):
         try:
             return bus.stats()
@@ -238,7 +251,7 @@ def _read(bus: StatsSource) -> BusStats:
 
 @final
 class _Family:
-    """One metric with all its series. Series of the same labels are merged."""
+    """One metric with all its series; values of the same labels are merged."""
 
     def __init__(
         self,
@@ -250,12 +263,12 @@ class _Family:
         self._values: dict[Labels, float] = {}
 
     def add(self, labels: Labels, value: float) -> None:
-        """Bring in one value."""
+        """Add one value."""
         known = self._values.get(labels)
         self._values[labels] = value if known is None else self._merge(known, value)
 
     def metric(self) -> Metric:
-        """The whole, for the registry."""
+        """The metric, for the registry."""
         for labels, value in self._values.items():
             self._metric.add_metric(labels, value)
         return self._metric
@@ -263,20 +276,20 @@ class _Family:
 
 @final
 class _Histogram:
-    """The same for durations."""
+    """One histogram with all its series; durations of the same labels are merged."""
 
     def __init__(self, metric: HistogramMetricFamily) -> None:
         self._metric = metric
         self._values: dict[Labels, tuple[list[int], float]] = {}
 
     def add(self, labels: Labels, stats: DurationStats, every: int) -> None:
-        """Bring in one handler. Where only every n-th call was taken, each counts n times."""
+        """Add one handler; with sampling, each duration counts `every` times."""
         known, seconds = self._values.get(labels, ([0] * len(_BOUND_NAMES), 0.0))
         merged = [old + new * every for old, new in zip(known, stats.buckets, strict=True)]
         self._values[labels] = merged, seconds + stats.seconds
 
     def metric(self) -> Metric:
-        """The whole, for the registry."""
+        """The metric, for the registry."""
         for labels, (buckets, seconds) in self._values.items():
             cumulative = zip(_BOUND_NAMES, accumulate(buckets), strict=True)
             self._metric.add_metric(labels, list(cumulative), seconds)
@@ -284,11 +297,11 @@ class _Histogram:
 
 
 @final
-class _Page:
-    """What one scrape gets."""
+class _Scrape:
+    """The metrics of one scrape."""
 
-    def __init__(self, name: Callable[[str, str, str], Labels]) -> None:
-        self._name = name
+    def __init__(self, labels: Callable[[str, str, str], Labels]) -> None:
+        self._labels = labels
         self._families: dict[str, _Family] = {}
         self._histograms: dict[str, _Histogram] = {}
         by_handler = ("bus", "handler", "message_type")
@@ -296,7 +309,7 @@ class _Page:
         self._counters(_LANE_COUNTERS, by_handler)
         self._counters(_COMMAND_COUNTERS, by_handler)
         for metric in (_EVENT_SECONDS, _COMMAND_SECONDS):
-            help_text = "How long the handler took, with all middleware around it."
+            help_text = "Duration of the handler, with all middleware around it."
             family = HistogramMetricFamily(f"msgbus_{metric}", help_text, labels=by_handler)
             self._histograms[metric] = _Histogram(family)
         self._gauges(_LANE_GAUGES, by_handler)
@@ -329,30 +342,30 @@ class _Page:
             self._families[metric].add(labels, float(getattr(stats, attribute)))
 
     def add(self, stats: BusStats, *, every: int) -> None:
-        """Bring in one bus."""
+        """Add one bus."""
         for event in stats.events.values():
-            labels = self._name(stats.name, "", event.message_type)
+            labels = self._labels(stats.name, "", event.message_type)
             self._fill(_EVENT_COUNTERS, (labels[0], labels[2]), event)
             if event.filtered:
                 self._families["events_filtered"].add(labels, event.filtered)
         for lane in stats.handlers.values():
-            labels = self._name(stats.name, lane.handler, lane.message_type)
+            labels = self._labels(stats.name, lane.handler, lane.message_type)
             self._fill(_LANE_COUNTERS, labels, lane)
             self._fill({**_LANE_GAUGES, **_LANE_FLAGS}, labels, lane)
             self._histograms[_EVENT_SECONDS].add(labels, lane, every)
         for command in stats.commands.values():
-            labels = self._name(stats.name, command.handler, command.message_type)
+            labels = self._labels(stats.name, command.handler, command.message_type)
             self._fill(_COMMAND_COUNTERS, labels, command)
             self._histograms[_COMMAND_SECONDS].add(labels, command, every)
         for circuit, state in stats.circuits.items():
-            labels = self._name(stats.name, circuit, "")
+            labels = self._labels(stats.name, circuit, "")
             self._families[_CIRCUITS].add(labels[:2], _CIRCUIT_STATES.get(state, -1))
         self._fill(_BUS_GAUGES, (stats.name,), stats)
         self._add_durable(stats)
 
     def _add_durable(self, stats: BusStats) -> None:
         for subscription in stats.subscriptions.values():
-            labels = self._name(stats.name, subscription.name, "")[:2]
+            labels = self._labels(stats.name, subscription.name, "")[:2]
             for rows in (_SUBSCRIPTION_GAUGES, _SUBSCRIPTION_SUMS, _SUBSCRIPTION_COUNTERS):
                 self._fill(rows, labels, subscription)
         if stats.journal is not None:
@@ -363,12 +376,12 @@ class _Page:
         yield from (family.metric() for family in self._families.values())
         yield from (histogram.metric() for histogram in self._histograms.values())
         build = {"version": _version()}
-        yield InfoMetricFamily("msgbus_build", "The msgbus that runs here.", value=build)
+        yield InfoMetricFamily("msgbus_build", "Version of msgbus.", value=build)
 
 
 @cache
 def _version() -> str:
     try:
         return version("msgbus")
-    except PackageNotFoundError:  # run from its source, without being installed
+    except PackageNotFoundError:  # run from source, not installed
         return "unknown"

@@ -1,6 +1,6 @@
-"""Counters: plain ints in slotted objects, written on the hot path, read on request.
+"""Counters, written on the hot path as plain ints, and snapshots of them.
 
-Everything else (Prometheus, JSON, the demo's table) is computed from these when asked.
+Prometheus metrics and JSON are computed from the snapshots on request.
 """
 
 from __future__ import annotations
@@ -9,23 +9,19 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, final
-
-if TYPE_CHECKING:
-    from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
+from typing import Any, Final, final
 
 BOUNDS: Final[tuple[float, ...]] = (
     1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4,
     1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
-"""Upper bounds of the duration buckets, in seconds; a last bucket takes the rest."""
+"""Upper bounds of the duration buckets, in seconds; one more bucket is for longer ones."""
 
 
 class Durations:
-    """How long calls took, and how many there were.
+    """Number of calls and a histogram of their durations.
 
-    The hot path appends to `recent` and nothing else; every 128 calls that is folded into
-    the histogram in one go.
+    The hot path only appends to `recent`; every 128 calls these are folded into the histogram.
     """
 
     __slots__ = ("_buckets", "_finished", "_folding", "_seconds", "every", "recent")
@@ -38,11 +34,17 @@ class Durations:
         self._finished = 0
         self._seconds = 0.0
         self._buckets = [0] * (len(BOUNDS) + 1)
-        # A metrics server may read from another thread in the middle of a fold.
+        # A metrics server may read from another thread during a fold.
         self._folding = threading.Lock()
 
+    def add(self, seconds: float) -> None:
+        """Count one call; the hot paths write this out instead."""
+        self.recent.append(seconds)
+        if len(self.recent) >= self.FOLD_AT:
+            self.fold()
+
     def fold(self) -> None:
-        """Take the recent durations into the histogram."""
+        """Move the recent durations into the histogram."""
         with self._folding:
             recent, self.recent = self.recent, []
             self._finished += len(recent)
@@ -50,7 +52,7 @@ class Durations:
             add_to_buckets(self._buckets, recent[:: self.every])
 
     def read(self) -> tuple[int, float, list[int]]:
-        """Calls, their seconds in all, and the histogram."""
+        """Number of calls, their total seconds, and the histogram."""
         with self._folding:
             recent = list(self.recent)
             buckets = list(self._buckets)
@@ -59,16 +61,13 @@ class Durations:
 
     @property
     def finished(self) -> int:
-        """Calls that have ended, in whatever way."""
+        """Calls that have ended, whatever the outcome."""
         return self._finished + len(self.recent)
 
 
 def add_to_buckets(buckets: list[int], seconds: list[float]) -> None:
-    """Count durations into the buckets of `BOUNDS`.
-
-    Sorted first: to sort a few hundred floats costs a fifth of looking each of them up, and
-    then there is one look-up for each bucket that is in use.
-    """
+    """Count durations into the buckets of `BOUNDS`."""
+    # Sorted first: that costs a fifth of a look-up for each, and leaves one per used bucket.
     ordered = sorted(seconds)
     begin = 0
     while begin < len(ordered):
@@ -81,7 +80,7 @@ def add_to_buckets(buckets: list[int], seconds: list[float]) -> None:
 
 @final
 class CommandCounts(Durations):
-    """One command handler's numbers."""
+    """Counters of one command handler."""
 
     __slots__ = ("cancelled", "failed", "retried", "sent")
 
@@ -105,10 +104,9 @@ class CommandCounts(Durations):
 
 @final
 class LaneCounts(Durations):
-    """One event handler's numbers, in (event, handler) pairs.
+    """Counters of one event handler, in (event, handler) pairs.
 
-    A single event has one duration, and so has a list; the three counters of lists tell
-    them apart.
+    A single event has one duration, and so has a list; the counters of lists tell them apart.
     """
 
     __slots__ = (
@@ -134,17 +132,17 @@ class LaneCounts(Durations):
         return self.handled_of(self.finished)
 
     def handled_of(self, finished: int) -> int:
-        """Pairs that succeeded, when so many durations had been taken."""
+        """Pairs that succeeded, given the number of durations."""
         singles = finished - self.lists - (self.failed - self.failed_in_lists)
         return singles + self.handled_in_lists
 
 
 @final
 class EventCounts:
-    """One event type's numbers, in events; those published are the sum of the first three.
+    """Counters of one event type, in events.
 
-    `pairs` counts the (event, handler) pairs that were admitted. It is counted by the
-    publishing side alone, so that it can be held against what the handlers' side counts.
+    `pairs` are the (event, handler) pairs admitted, counted by the publishing side alone, so
+    that it can be checked against what the handlers count.
     """
 
     __slots__ = ("admitted", "filtered", "pairs", "rejected")
@@ -157,17 +155,16 @@ class EventCounts:
 
     @property
     def published(self) -> int:
-        """Events that were handed in and have an outcome."""
+        """Events published, whatever the outcome."""
         return self.admitted + self.filtered + self.rejected
 
 
 @final
-class Ledger:
+class BusCounters:
     """All counters of one bus, by (handler name, message type).
 
-    Handlers of one name share their counters, and those of sessions are named for their
-    functions, so that ten thousand sessions with the same handlers need no more room, or
-    metric labels, than one.
+    Handlers of one name share their counters, and those of sessions are named by their
+    functions, so that sessions with the same handlers add no counters.
     """
 
     __slots__ = ("_every", "commands", "events", "lanes")
@@ -194,7 +191,7 @@ class Ledger:
 def percentile(buckets: Sequence[int], share: float) -> float:
     """The duration below which `share` of the calls lie, interpolated inside its bucket.
 
-    Zero if nothing was recorded. Durations beyond the last bound count as that bound.
+    Zero if there are none. Durations above the last bound count as that bound.
     """
     total = sum(buckets)
     if total == 0:
@@ -213,7 +210,7 @@ def percentile(buckets: Sequence[int], share: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurationStats:
-    """Durations at one moment."""
+    """Snapshot of durations."""
 
     seconds: float
     buckets: tuple[int, ...]
@@ -241,7 +238,7 @@ class DurationStats:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandHandlerStats(DurationStats):
-    """One command handler at one moment."""
+    """Snapshot of one command handler."""
 
     handler: str
     message_type: str
@@ -251,13 +248,13 @@ class CommandHandlerStats(DurationStats):
     cancelled: int
     running: int
     retried: int = 0
-    """Tries after the first, of commands that had failed."""
+    """Attempts after the first."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventHandlerStats(DurationStats):
-    """One event handler at one moment, in (event, handler) pairs."""
+    """Snapshot of one event handler, in (event, handler) pairs."""
 
     handler: str
     message_type: str
@@ -270,18 +267,18 @@ class EventHandlerStats(DurationStats):
     queued: int
     running: int
     backpressure: bool
-    """Whether the strategy of its queue acts: it makes wait, slows, refuses or drops."""
+    """Whether its queue makes publishers wait, slows them, refuses or drops events."""
     retried: int = 0
-    """Tries after the first, of events that had failed."""
+    """Attempts after the first."""
 
     @property
     def pending(self) -> int:
-        """Pairs that are queued or being handled."""
+        """Pairs that are queued or running."""
         return self.queued + self.running
 
     @property
     def admitted(self) -> int:
-        """All pairs that ever entered the queue, whatever became of them."""
+        """Pairs that ever entered the queue, whatever the outcome."""
         ended = self.handled + self.failed + self.filtered + self.dropped + self.abandoned
         return ended + self.pending
 
@@ -289,26 +286,107 @@ class EventHandlerStats(DurationStats):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventTypeStats:
-    """One event type at one moment."""
+    """Snapshot of one event type."""
 
     message_type: str
     published: int
     admitted: int
     pairs: int
-    """(event, handler) pairs admitted, as counted by the publishing side."""
+    """(event, handler) pairs admitted, counted by the publishing side."""
     filtered: int
     rejected: int
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionStats:
+    """Snapshot of one durable handler. Counters are of this process, since its start."""
+
+    name: str
+    """Its name in the journal."""
+    handler: str
+    """The handler's name in logs and in `BusStats.handlers`."""
+    standing: str = "new"
+    """Its state in this process: `new`, `standby`, `active`, `paused`, `blocked`, `closed`."""
+    owner: str | None = None
+    """While on standby: the owner of the lease; the process id comes first."""
+    last_acked: int = 0
+    """All messages up to this offset are acknowledged."""
+    lag: int = 0
+    """Offsets between that and the newest: upper bound of the messages left."""
+    oldest_unacked_age: float = 0.0
+    """Age in seconds of the oldest unacknowledged message; 0 if there is none."""
+    in_flight: int = 0
+    """Messages in flight in the handler."""
+    buffered: int = 0
+    """Messages in memory, those in flight included."""
+    waiting: int = 0
+    """Of these, those that wait for a retry."""
+    scheduled: int = 0
+    """Messages that wait for a retry in the journal's schedule."""
+    parked_keys: int = 0
+    """Keys whose messages are dead-lettered."""
+    is_recovering: bool = False
+    """Whether it redelivers messages in flight when the last process ended."""
+    delivered: int = 0
+    """Attempts begun."""
+    acked: int = 0
+    """Messages acknowledged."""
+    refused: int = 0
+    """Of these, those whose handler raised a `Refusal`."""
+    skipped: int = 0
+    """Messages that were already marked as handled, and not delivered again."""
+    failed: int = 0
+    """Attempts that failed, timeouts included."""
+    timed_out: int = 0
+    """Attempts that timed out."""
+    redelivered: int = 0
+    """Attempts that were not the first of their message in this process."""
+    dead_lettered: int = 0
+    """Messages dead-lettered."""
+    dropped: int = 0
+    """Messages dropped by `on_poison=Poison.DROP`."""
+    stalls: int = 0
+    """Times that the watchdog found undelivered messages."""
+    errors: int = 0
+    """Times that the journal could not be read or written; retried each time."""
+    last_error: str | None = None
+    """Text of the last error, with secrets removed."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it delivers in this process."""
+        return self.standing == "active"
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalStats:
+    """Snapshot of what a bus writes to its journal."""
+
+    level: str | None = None
+    """Durability that a publish has when it returns; `None` before the journal is opened."""
+    appended: int = 0
+    """The highest offset that this bus has appended."""
+    backlog: int = 0
+    """Commands and deliveries that wait to be recorded; lost in a crash."""
+    write_failures: int = 0
+    """Times that these could not be written; retried each time."""
+    relayed: int = 0
+    """Events published from outboxes."""
+    relay_failures: int = 0
+    """Times that an outbox could not be read or written; retried each time."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BusStats:
-    """Everything a bus counts, at one moment."""
+    """Snapshot of all counters of a bus."""
 
     name: str
     state: str
     timestamp: float = 0.0
-    """When these were read, by the bus's clock: seconds since the epoch."""
+    """When the snapshot was made, by the bus's clock: seconds since the epoch."""
 
     commands: Mapping[str, CommandHandlerStats]
     """By handler name; those of sessions by the function's name, all sessions together."""
@@ -322,31 +400,31 @@ class BusStats:
     active_sessions: int = 0
     registered_handlers: int = 0
     scheduled: int = 0
-    """Events waiting for their time."""
+    """Events scheduled for later."""
 
     circuits: Mapping[str, str] = field(default_factory=dict[str, str])
     """The state of each circuit breaker, by name: `closed`, `half_open` or `open`."""
 
     dead_letters: int = 0
-    """Messages that were given up on and are kept for a person to look at."""
+    """Dead letters."""
 
     subscriptions: Mapping[str, SubscriptionStats] = field(
-        default_factory=dict[str, "SubscriptionStats"]
+        default_factory=dict[str, SubscriptionStats]
     )
     """Durable handlers, by their names in the journal."""
 
     journal: JournalStats | None = None
-    """What is written to the journal, if the bus has one."""
+    """The journal, if the bus has one."""
 
     def total(self, counter: str) -> int:
         """The sum of one counter over all event handlers, as `total("handled")`."""
         return sum(int(getattr(stats, counter)) for stats in self.handlers.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready data, with percentiles worked out.
+        """The same as JSON-ready data, with percentiles.
 
-        `bucket_bounds` are the upper bounds of all `buckets`, in seconds; a last bucket takes
-        the rest.
+        `bucket_bounds` are the upper bounds of all `buckets`, in seconds; one more bucket is
+        for longer ones.
         """
         return {
             "bus": self.name,

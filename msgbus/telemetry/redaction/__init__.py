@@ -25,14 +25,15 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic_core import ValidationError
 
-from msgbus.telemetry.marker import MARKER
-
 if TYPE_CHECKING:
     import re
 
     from msgbus.telemetry.redaction.rules import Rule
 
 __all__ = ["MARKER", "MAX_LENGTH", "redact", "redact_exception", "warm_up"]
+
+MARKER: Final = "[redacted]"
+"""What a secret is replaced by."""
 
 MAX_LENGTH: Final = 64 * 1024
 """Upper bound, in characters, of what is examined and of what is returned."""
@@ -63,7 +64,7 @@ def redact(text: str) -> str:
         if cleaned == text:
             return text
         text = cleaned
-    # Still changing: nothing can be said about this text, so nothing of it is shown.
+    # Still changing: the text is withheld as a whole.
     return MARKER
 
 
@@ -81,12 +82,12 @@ def redact_exception(exc: BaseException) -> str:
         message = _without_inputs(exc) if isinstance(exc, ValidationError) else str(exc)
     except Exception:
         message = "<unprintable>"
-    # The name is ours and stays out of it: "InvalidToken: ..." is no assignment.
+    # The name is not redacted: "InvalidToken: ..." is not an assignment.
     return f"{name}: {redact(message)}" if message else name
 
 
 def _without_inputs(error: ValidationError) -> str:
-    """What is wrong with which field, but not the values: those are the user's payload."""
+    """The fields and their errors without the values, which are the user's payload."""
     faults = error.errors(include_url=False, include_context=False, include_input=False)
     lines = [f"{'.'.join(map(str, fault['loc'])) or 'value'}: {fault['msg']}" for fault in faults]
     return f"{error.title} is not valid: {'; '.join(lines)}"

@@ -1,9 +1,9 @@
-"""Numbers of cards, bank accounts and people, told from other numbers by their check digits."""
+"""Card, bank account and social security numbers, recognised by their check digits."""
 
 import re
 from typing import Final
 
-from msgbus.telemetry.marker import MARKER
+from msgbus.telemetry.redaction import MARKER
 
 Match = re.Match[str]
 
@@ -94,8 +94,8 @@ def _passes_luhn(digits: str) -> bool:
 
 # --- Bank accounts (IBAN, ISO 13616) -------------------------------------------------------------
 
-# Up to 30 characters after the check digits, in groups or not; how many of them belong to it says
-# the country.
+# Up to 30 characters after the check digits, in groups or not; the country determines how many
+# of them belong to it.
 IBANS = re.compile(
     r"(?<![A-Za-z0-9])(?P<country>[A-Za-z]{2})(?P<rest>\d{2}(?:[ ]?[A-Za-z0-9]){11,30}+)", re.ASCII
 )

@@ -1,8 +1,8 @@
 """The rules of redaction: one row for each kind of secret.
 
 A row has a name, the words without which it cannot match, a pattern whose group ``secret`` is what
-is removed (the rest of the match is kept), and the judge of a match: :func:`swap` removes always,
-the others look at the value first.
+is removed (the rest of the match is kept), and the function that replaces a match: :func:`swap`
+always, the others depending on the value.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from msgbus.telemetry.marker import MARKER
+from msgbus.telemetry.redaction import MARKER
 from msgbus.telemetry.redaction.card_numbers import (
     DIGITS,
     IBANS,
@@ -62,7 +62,7 @@ class Rule:
     swap: _Swap
 
 
-# --- What is done with a match -------------------------------------------------------------------
+# --- Replacement of a match ----------------------------------------------------------------------
 
 _CLOSERS: Final = ")]}>,."
 _OPENERS: Final = "([{"
@@ -160,7 +160,7 @@ def _is_harmless(match: Match, value: str) -> bool:
     """Tell whether the unquoted right-hand side of an assignment is no secret."""
     if not value.strip(_OPENERS) or value.lower() in LITERALS:
         return True
-    # What is in the quotes has been dealt with already.
+    # The quoted part has been replaced already.
     if match.string[match.end() : match.end() + 1] in _QUOTES and _LEAD.fullmatch(value):
         return True
     if is_masked(value) or is_placeholder(value):
@@ -269,9 +269,11 @@ _PERCENT: Final = r"%(?:25){0,3}"
 _ENCODED: Final = r"(?P<secret>(?:[^\s\"'&<>%]|%(?!(?:25){0,3}(?:2[26CF]|3B|40|7D)))++)"
 
 
-def _rule(name: str, needles: str, pattern: str, judge: _Swap = swap, flags: int = _FLAGS) -> Rule:
+def _rule(
+    name: str, needles: str, pattern: str, replace: _Swap = swap, flags: int = _FLAGS
+) -> Rule:
     """Build a rule; the needles are separated by blanks."""
-    return Rule(name, frozenset(needles.split()), re.compile(pattern, flags), judge)
+    return Rule(name, frozenset(needles.split()), re.compile(pattern, flags), replace)
 
 
 # --- The rules -----------------------------------------------------------------------------------

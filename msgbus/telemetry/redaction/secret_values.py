@@ -1,11 +1,11 @@
-"""Judgement of a value: is it a secret, a word of a sentence, a placeholder, or source code."""
+"""Classification of values: a secret, a word of a sentence, a placeholder, or source code."""
 
 import base64
 import binascii
 import re
 from typing import Final
 
-from msgbus.telemetry.marker import MARKER
+from msgbus.telemetry.redaction import MARKER
 from msgbus.telemetry.redaction.card_numbers import Match
 
 _MASKED = re.compile(r"\*+|x{5,}|X{5,}|\[redacted\]")
