@@ -1,4 +1,4 @@
-"""Messages: frozen pydantic models that hold the user's fields and nothing else."""
+"""Message classes: frozen pydantic models with the user's fields only."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RESERVED: Final = frozenset(
 @final
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """How a message class is called outside this process; see `Message.__wire__`."""
+    """Wire name, version, topic and key of a message class; see `Message.__wire__`."""
 
     name: str
     """Stable name in journals and on the wire; the class name unless given."""
@@ -51,7 +51,7 @@ class Wire:
     """Schema version of the fields."""
 
     topic: str | None = None
-    """Topic the message is published under; its name unless given."""
+    """Topic the message is published under; the wire name unless given."""
 
     key: str | Callable[[Any], str] | None = None
     """Field name or function that gives the ordering key."""
@@ -62,24 +62,24 @@ _defined: Final[list[None]] = []
 
 
 def classes_defined() -> int:
-    """How many message classes there have been: for those who keep lists of them."""
+    """Return the number of message classes so far, to invalidate caches of them."""
     return len(_defined)
 
 
 class Message(BaseModel):
-    """Base of everything that travels on a bus.
+    """Base of commands and events.
 
-    Class keywords, all optional, say how the class is called outside the process:
+    Optional class keywords set the wire name, version, topic and ordering key:
     `class OrderPlaced(Event, name="shop.OrderPlaced", version=2, topic="shop.orders.placed",
-    key="order_id")`. The key is inherited by subclasses; the rest is each class's own.
+    key="order_id")`. Subclasses inherit only the key.
 
-    The properties below read metadata that rides beside the fields. It is filled when the
+    The properties below read metadata, which is not part of the fields. It is filled when the
     message is first executed or published, from the message being handled at that moment.
     A copy (`model_copy`) is a new message; pickling keeps the metadata.
     """
 
     # JSON has no infinity: as text it comes back from a journal, as null it would not.
-    # Errors are logged and kept, and a payload has no place there.
+    # Errors are logged and stored, and must not contain payloads.
     model_config = ConfigDict(
         frozen=True, extra="forbid", ser_json_inf_nan="strings", hide_input_in_errors=True
     )
@@ -93,8 +93,8 @@ class Message(BaseModel):
     else:
 
         def __init__(self, /, **data: Any) -> None:
-            # The body of BaseModel.__init__ and one slot. Without it the slot would be
-            # unset, and finding that out costs more than the whole dispatch of a command.
+            # The body of BaseModel.__init__ and one slot. An unset slot would raise at the
+            # first read, which costs more than the whole dispatch of a command.
             self.__pydantic_validator__.validate_python(data, self_instance=self)
             set_meta(self, None)
 
@@ -110,7 +110,7 @@ class Message(BaseModel):
         key: str | Callable[[Any], str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Check the class and remember how it is called on the wire."""
+        """Check the class and set `__wire__`."""
         super().__init_subclass__(**kwargs)
         clashes = sorted(RESERVED & set(inspect.get_annotations(cls)))
         if clashes:
@@ -132,7 +132,7 @@ class Message(BaseModel):
     def __get_pydantic_core_schema__(
         cls, source: type[BaseModel], handler: GetCoreSchemaHandler, /
     ) -> CoreSchema:
-        """The schema; a field that holds no data is an error that says so."""
+        """Build the schema; raise for a field that pydantic cannot validate."""
         try:
             return handler(source)
         except PydanticSchemaGenerationError as error:
@@ -157,17 +157,17 @@ class Message(BaseModel):
 
     @property
     def message_id(self) -> str:
-        """This message's id, a UUIDv7; the first look fixes it."""
+        """The id of this message, a UUIDv7; made at the first read."""
         return metadata_of(self).message_id
 
     @property
     def created_at(self) -> datetime:
-        """When the id was made, in UTC."""
+        """The time at which the id was made, in UTC."""
         return metadata_of(self).created_at
 
     @property
     def correlation_id(self) -> str:
-        """The id of the message that began the flow this one belongs to."""
+        """The id of the message that started the flow this one belongs to."""
         return metadata_of(self).correlation_id
 
     @property
@@ -182,7 +182,7 @@ class Message(BaseModel):
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Read-only text values that flow from a message to those it causes."""
+        """Read-only text values, inherited by the messages it causes."""
         return metadata_of(self).headers
 
     @property
@@ -205,7 +205,7 @@ class Message(BaseModel):
 
 
 def _check_wire_text(cls: type[Message], **given: str | None) -> None:
-    """Raise unless the name and the topic can be published under; the name is one, too."""
+    """Raise unless name and topic are valid topics."""
     for keyword, text in given.items():
         if text is None:
             continue
@@ -219,14 +219,14 @@ def _check_wire_text(cls: type[Message], **given: str | None) -> None:
 set_meta: Final[Callable[[Message, Metadata | Root | None], None]] = Message.__dict__[
     "__meta__"
 ].__set__
-"""Write the slot of a frozen model: the descriptor, as pydantic refuses the attribute."""
+"""Set the metadata slot of a frozen model, through its descriptor."""
 
 _making: Final = threading.RLock()
 
 
 @final
 class CommandTypes(Generic[M_co, R]):
-    """For type checkers: a class of commands, and what its commands reply with."""
+    """A command class and the type of its reply, for type checkers."""
 
     reply: R
 
@@ -239,7 +239,7 @@ class Command(Message, Generic[R]):
     """
 
     if TYPE_CHECKING:
-        # Lets a handler's parameter and reply be held against one class; never called.
+        # Lets type checkers compare a handler's parameter and reply; never called.
         @classmethod
         def __command_types__(cls) -> CommandTypes[Self, R]: ...
 
@@ -249,15 +249,15 @@ class Query(Command[R], Generic[R]):
 
 
 class CreateCommand(Command[R], Generic[R]):
-    """A command that makes something new; `R` is often its id."""
+    """A command that creates something; `R` is often its id."""
 
 
 class UpdateCommand(Command[R], Generic[R]):
-    """A command that changes something that is there."""
+    """A command that changes something."""
 
 
 class DeleteCommand(Command[R], Generic[R]):
-    """A command that takes something away."""
+    """A command that deletes something."""
 
 
 class Event(Message):
@@ -265,11 +265,11 @@ class Event(Message):
 
 
 class DomainEvent(Event):
-    """A fact of the business, for use inside the application."""
+    """A business fact for use inside the application."""
 
 
 class IntegrationEvent(Event):
-    """A fact that leaves the process."""
+    """A fact for other applications."""
 
 
 class SystemEvent(Event):
@@ -277,19 +277,19 @@ class SystemEvent(Event):
 
 
 def require_command(command: object) -> None:
-    """Raise unless this is a command."""
+    """Raise `WrongMessageTypeError` unless this is a command."""
     if not isinstance(command, Command):
         raise _wrong_type("execute takes a Command", "Command", command)
 
 
 def require_event(event: object) -> None:
-    """Raise unless this is an event."""
+    """Raise `WrongMessageTypeError` unless this is an event."""
     if not isinstance(event, Event):
         raise _wrong_type("publish takes an Event", "Event", event)
 
 
 def _wrong_type(wanted: str, kind: str, given: object) -> WrongMessageTypeError:
-    """The error for something that is not the kind of message asked for."""
+    """Return the error for an argument of the wrong type."""
     if isinstance(given, type):
         return WrongMessageTypeError(f"{wanted}, not the class {given.__name__}: pass an instance.")
     name = type(given).__name__
@@ -302,31 +302,31 @@ def _wrong_type(wanted: str, kind: str, given: object) -> WrongMessageTypeError:
 
 
 def first_message(handled: object) -> Message:
-    """The message, or the first in a list of them."""
+    """Return the message, or the first of a batch."""
     if isinstance(handled, list):
         return cast("list[Message]", handled)[0]
     return cast("Message", handled)
 
 
 def message_type_of(handled: object) -> type[Message]:
-    """The class of a message, or of the first in a list of them."""
+    """Return the class of a message, or of the first of a batch."""
     return type(first_message(handled))
 
 
 def class_topic(message_type: type[Message]) -> str:
-    """What messages of a class are published under: its `topic=`, else its wire name."""
+    """Return the topic of a message class: its `topic=`, else its wire name."""
     wire = message_type.__wire__
     return wire.topic or wire.name
 
 
 def topic_of(message: Message) -> str:
-    """What a message was or will be published under: its own topic, else its class's."""
+    """Return the topic of a message: its own, else that of its class."""
     meta = peek(message)
     return (None if meta is None else meta.topic) or class_topic(type(message))
 
 
 def metadata_of(message: Message) -> Metadata:
-    """The message's metadata, made now if it was not yet."""
+    """Return the metadata of a message; made at the first call."""
     meta = peek(message)
     if meta is None or isinstance(meta, Root):
         meta = _materialise(message)
@@ -343,11 +343,11 @@ def _materialise(message: Message) -> Metadata:
 
 
 def peek(message: Message) -> Metadata | Root | None:
-    """What is known of the message so far, without making anything."""
+    """Return the metadata of a message so far, without making any."""
     try:
         return message.__meta__
     except AttributeError:
-        # Built by model_validate, model_construct or a copy, which pass by __init__.
+        # Built by model_validate, model_construct or a copy, which do not call __init__.
         return None
 
 
@@ -359,11 +359,11 @@ def fix(  # noqa: C901 (one decision table)
     headers: Mapping[str, str] | None = None,
     topic: str | None = None,
 ) -> Metadata | Root:
-    """Fix where `message` came from, at its first sending; later calls change no cause.
+    """Fix the cause of `message` when it is first sent; later calls do not change it.
 
     Raises:
         SessionMismatchError: It already belongs to another session than `session_id`.
-        InvalidTopicError: `topic` is no topic.
+        InvalidTopicError: `topic` is not a valid topic.
     """
     if topic is not None:
         check_topic(topic)
@@ -395,3 +395,14 @@ def fix(  # noqa: C901 (one decision table)
     if topic is not None:
         meta.topic = topic
     return meta
+
+
+def ids_of(message: Message) -> dict[str, str | None]:
+    """Return the log fields of a message: type, id, correlation and session."""
+    meta = metadata_of(message)
+    return {
+        "message_type": type(message).__name__,
+        "message_id": meta.message_id,
+        "correlation_id": meta.correlation_id,
+        "session_id": meta.session_id,
+    }

@@ -1,14 +1,13 @@
-"""The data that rides beside a message: ids, cause, session, headers.
+"""Message metadata: ids, cause, session, headers.
 
-It is never a field of the message: not in its schema, its equality or a request body.
-It is made as late as possible, because most messages in a process are handled without
-anybody asking for their id: a message passes through up to three stages.
+It is not a field of the message: not in its schema, its equality or a request body. It is
+made as late as possible, because the id of most messages is never read:
 
-1. nothing yet (`None`);
-2. `ROOT`: it has been sent, from outside any handler, with nothing to remember;
-3. a `Metadata` object: somebody looked, or there is a cause, a session or a header.
+1. `None` before the message is sent;
+2. `ROOT` once it is sent from outside any handler, with nothing to remember;
+3. a `Metadata` object once it is read, or if there is a cause, a session or a header.
 
-One that is read from a store may come with `StoredMetadata`, which is fetched at the first look.
+A message that is read from a store may have `StoredMetadata`, which is loaded at the first read.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from uuid_utils import uuid7
 
 NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 
-# Guards only the first look at an id. Two worker threads handling one event may look at
-# the same moment, and both must see the same id. Reentrant: the collector may run in between,
-# and a failed result that nobody looked at asks for an id when it is collected.
-_first_look = threading.RLock()
+# Guards the first read of an id: two threads that handle one event must see the same id.
+# Reentrant: the garbage collector may run in between, and a failed result that was never
+# observed reads an id when it is collected.
+_first_read = threading.RLock()
 
 
 @final
 class Root:
-    """Marks a message that was sent as a root and that nobody has looked at."""
+    """Metadata of a message that was sent as a root and never read."""
 
     __slots__ = ()
     fixed = True
@@ -45,11 +44,11 @@ ROOT: Final = Root()
 
 
 class Metadata:
-    """Who a message is and where it came from.
+    """Identity and cause of a message.
 
-    `fixed` is set when the message is first executed or published; from then on its
-    cause, correlation and session stay as they are. `depth` is how many causes are above;
-    `hops` and `chain` say how it came into the frame that handles it, and are not kept.
+    `fixed` is set when the message is first executed or published; from then on its cause,
+    correlation and session do not change. `depth` is the number of causes above it; `hops`
+    and `chain` describe the nested handlings in this process, and are not stored.
     """
 
     __slots__ = (
@@ -63,7 +62,7 @@ class Metadata:
         "from_system",
         "headers",
         "hops",
-        "place",
+        "recorded",
         "session_id",
         "topic",
     )
@@ -94,36 +93,36 @@ class Metadata:
         self.depth = depth
         self.hops = 0
         self.chain: tuple[str, ...] = ()
-        self.place: tuple[int, float] | None = None
-        """Where and when a journal has recorded it: offset, seconds since the epoch."""
+        self.recorded: tuple[int, float] | None = None
+        """Offset and time at which a journal recorded it; seconds since the epoch."""
 
     @property
     def message_id(self) -> str:
-        """A UUIDv7 as text, made on the first look."""
+        """A UUIDv7 as text, made at the first read."""
         if self._message_id is None:
-            with _first_look:
+            with _first_read:
                 if self._message_id is None:
                     self._message_id = str(uuid7())
         return self._message_id
 
     @property
     def correlation_id(self) -> str:
-        """The id of the message that began the whole flow; a root's own id."""
+        """The id of the message that started the flow; of a root its own."""
         return self._correlation_id or self.message_id
 
     @property
     def root_id(self) -> str:
-        """The id of the message at the beginning of the chain of causes; a root's own id."""
+        """The id of the first message in the chain of causes; of a root its own."""
         return self._root_id or self.message_id
 
     @property
     def created_at(self) -> datetime:
-        """The time in the id."""
+        """The time in the id, in UTC."""
         milliseconds = int(self.message_id.replace("-", "")[:12], 16)
         return datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
 
     def inherit(self, parent: Metadata, *, parent_is_system: bool) -> None:
-        """Take cause, correlation, session and headers from the message being handled."""
+        """Inherit cause, correlation, session and headers from the message being handled."""
         self.causation_id = parent.message_id
         self._correlation_id = parent.correlation_id
         self.session_id = parent.session_id
@@ -133,7 +132,7 @@ class Metadata:
         self.from_system = parent_is_system or parent.from_system
 
     def share(self, handled: Sequence[Metadata]) -> None:
-        """Take over what all messages of a list have in common."""
+        """Inherit what all messages of a batch have in common."""
         first = handled[0]
         if all(one.correlation_id == first.correlation_id for one in handled):
             self._correlation_id = first.correlation_id
@@ -144,7 +143,7 @@ class Metadata:
         self.from_system = any(one.from_system for one in handled)
 
     def add_headers(self, headers: Mapping[str, str]) -> None:
-        """Put `headers` over the ones it has."""
+        """Add headers; they override existing ones."""
         self.headers = MappingProxyType({**self.headers, **headers})
 
     def __getstate__(self) -> dict[str, Any]:
@@ -168,27 +167,27 @@ class Metadata:
 
 @final
 class StoredMetadata(Metadata):
-    """Metadata of a stored message, fetched by `load(place)` when somebody looks at it.
+    """Metadata of a stored message, loaded by `load(index)` at the first read.
 
-    A class of its own: a `__getattr__` makes every look slower, and only these need one.
+    A class of its own, because a `__getattr__` makes every read slower.
     """
 
-    __slots__ = ("_load", "_stored_at")
+    __slots__ = ("_index", "_load")
 
-    def __init__(self, load: Callable[[int], Metadata], place: int) -> None:
+    def __init__(self, load: Callable[[int], Metadata], index: int) -> None:
         self._load = load
-        self._stored_at = place
+        self._index = index
 
     def __getattr__(self, name: str) -> Any:
-        # Called for empty slots; all are, until the first look.
+        # Called for empty slots; all are empty until the first read.
         if name not in Metadata.__slots__:
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(message)
-        loaded = self._load(self._stored_at)
+        loaded = self._load(self._index)
         for slot in Metadata.__slots__:
             setattr(self, slot, getattr(loaded, slot))
         return getattr(self, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As plain metadata: what loads it may be a part of something large.
+        # As plain metadata: `load` may hold on to something large.
         return Metadata, (), self.__getstate__()

@@ -1,4 +1,4 @@
-"""What became of a command."""
+"""Results of commands."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, Generic, final
 
-from msgbus.bus.context import Frame
+from msgbus.messages.frame import Frame
 from msgbus.messages.message import Command, R
 
 _NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class CommandResult(Frame, Generic[R]):
-    """The outcome of one command: a value, or the reason there is none.
+    """The outcome of one command: a value or an error. Read-only."""
 
-    Read-only: there are no setters. The command's id is made only if somebody asks for it.
-    """
-
-    # One object is both the frame of a command while it runs and its result afterwards,
-    # and it has no constructor: `execute` fills the slots. Both are measured: a second
-    # object and a call of __init__ would cost as much as two awaits.
+    # For speed one object is the frame of a command while it runs and its result afterwards,
+    # without a constructor: `execute` fills the slots. A second object and a call of __init__
+    # would cost as much as two awaits.
     __slots__ = ("elapsed", "reply")
 
     message: Command[R]
@@ -34,22 +31,22 @@ class CommandResult(Frame, Generic[R]):
 
     @property
     def value(self) -> R | None:
-        """The handler's reply; `None` if the command failed."""
+        """The reply of the handler; `None` if the command failed."""
         return self.reply
 
     @property
     def error(self) -> str | None:
-        """The error as text, secrets removed; `None` on success."""
+        """The error as text, redacted; `None` on success."""
         return None
 
     @property
     def exception(self) -> BaseException | None:
-        """The handler's own exception; `None` on success."""
+        """The exception that the handler raised; `None` on success."""
         return None
 
     @property
     def command_id(self) -> str:
-        """The command's message id."""
+        """The message id of the command."""
         return self.message.message_id
 
     @property
@@ -59,32 +56,29 @@ class CommandResult(Frame, Generic[R]):
 
     @property
     def attempts(self) -> int:
-        """How often the handler was tried."""
+        """The number of attempts."""
         return self.attempt
 
     @property
     def is_fallback(self) -> bool:
-        """Whether the value is a fallback's, as the handler failed."""
-        return self._answered_for is not None
+        """Whether the value comes from a fallback, as the handler failed."""
+        return self._fallback_error is not None
 
     @property
     def metadata(self) -> Mapping[str, object]:
-        """What the bus has to tell beside the value, such as the handler that failed.
-
-        `fallback` is the error that a fallback has answered for.
-        """
-        error = self._answered_for
+        """More about the outcome: after a fallback, `handler` and, as `fallback`, its error."""
+        error = self._fallback_error
         if error is None:
             return _NOTHING
         return MappingProxyType({"handler": self.owner.name, "fallback": error})
 
     @property
-    def _answered_for(self) -> str | None:
-        trouble = None if self.context is None else self.context.trouble
-        return None if trouble is None else trouble.fallback
+    def _fallback_error(self) -> str | None:
+        failures = None if self.context is None else self.context.failures
+        return None if failures is None else failures.fallback
 
     def unwrap(self) -> R:
-        """The value, or the handler's own exception raised again."""
+        """Return the value, or raise the exception of the handler."""
         return self.reply
 
     def __bool__(self) -> bool:
@@ -97,7 +91,7 @@ class CommandResult(Frame, Generic[R]):
 
 @final
 class NestedResult(CommandResult[R]):
-    """The same for a command with a deadline, or a caller that is itself a handler."""
+    """The result of a command with a deadline, or of one sent by a handler."""
 
     __slots__ = ("deadline", "on_lane", "parent")
 
@@ -120,7 +114,7 @@ class NestedResult(CommandResult[R]):
 
 @final
 class QueuedResult(CommandResult[R]):
-    """The same for a command out of a journal, which may have been tried before."""
+    """The result of an enqueued command, which may have had attempts before."""
 
     __slots__ = ("first_attempt", "is_retried_later")
 
@@ -134,7 +128,7 @@ class QueuedResult(CommandResult[R]):
 
 @final
 class FailedResult(CommandResult[R]):
-    """A failed command. If nobody ever looks at it, it says so in the log."""
+    """The result of a failed command. If it is never read, that is logged."""
 
     __slots__ = ("_error", "_exception", "_metadata", "_on_unobserved", "first_attempt")
 
@@ -158,46 +152,46 @@ class FailedResult(CommandResult[R]):
 
     @property
     def success(self) -> bool:
-        """Always false here."""
+        """Always false."""
         self._observe()
         return False
 
     @property
     def value(self) -> None:
-        """Nothing: the command failed."""
+        """Always `None`."""
         self._observe()
 
     @property
     def error(self) -> str:
-        """The error as text, secrets removed."""
+        """The error as text, redacted."""
         self._observe()
         return self._error
 
     @property
     def exception(self) -> BaseException:
-        """The handler's own exception."""
+        """The exception that the handler raised."""
         self._observe()
         return self._exception
 
     @property
     def metadata(self) -> Mapping[str, object]:
-        """What the bus has to tell beside the error, such as the handler that failed."""
+        """More about the failure: `handler`, and `dead_letter` if it became one."""
         return self._metadata
 
-    def tell(self, key: str, value: object) -> None:
-        """For the bus: put something into `metadata`."""
+    def add_metadata(self, key: str, value: object) -> None:
+        """Add to `metadata`; for the bus."""
         self._metadata[key] = value
 
     def peek_error(self) -> str:
-        """The error text, without counting as a look at the result."""
+        """Return the error text without marking the result as read."""
         return self._error
 
     def peek_exception(self) -> Exception:
-        """The exception, without counting as a look at the result."""
+        """Return the exception without marking the result as read."""
         return self._exception
 
     def unwrap(self) -> R:
-        """Raise the handler's own exception."""
+        """Raise the exception of the handler."""
         self._observe()
         raise self._exception
 

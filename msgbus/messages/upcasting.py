@@ -1,4 +1,4 @@
-"""Upcasters: functions that bring old payloads up to the fields of today's class."""
+"""Upcasters: functions that convert old payloads to the current version of a class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _upcasters: Final[WeakKeyDictionary[type[Message], dict[int, Upcaster]]] = WeakK
 
 
 def upcasts(message_type: type[Message], *, from_version: int) -> Callable[[F], F]:
-    """Decorate a function that turns fields of `from_version` into those of the next version.
+    """Register a function that converts fields of `from_version` to the next version.
 
     It takes and returns plain JSON data. Upcasters are chained: a message of version 1 read
     by a class of version 3 passes through those of 1 and of 2.
@@ -29,7 +29,7 @@ def upcasts(message_type: type[Message], *, from_version: int) -> Callable[[F], 
     if not 1 <= from_version < wire.version:
         message = (
             f"{message_type.__name__} is at version {wire.version}, so an upcaster from version "
-            f"{from_version} leads nowhere. Raise version= on the class first."
+            f"{from_version} would never run. Raise version= on the class first."
         )
         raise ConfigurationError(message)
     if from_version in known:
@@ -47,13 +47,13 @@ def upcasts(message_type: type[Message], *, from_version: int) -> Callable[[F], 
 
 
 def missing_upcasters(message_type: type[Message], version: int) -> list[int]:
-    """The versions on the way from `version` to today's that no upcaster starts from."""
+    """List the versions from `version` to the current one that have no upcaster."""
     known = _upcasters.get(message_type, {})
     return [step for step in range(version, message_type.__wire__.version) if step not in known]
 
 
 def upcast(message_type: type[Message], data: dict[str, Any], version: int) -> dict[str, Any]:
-    """Bring `data` from `version` up to today's; all upcasters must be there."""
+    """Convert `data` from `version` to the current version; all upcasters must exist."""
     known = _upcasters.get(message_type, {})
     for step in range(version, message_type.__wire__.version):
         data = known[step](data)
@@ -61,12 +61,12 @@ def upcast(message_type: type[Message], data: dict[str, Any], version: int) -> d
 
 
 def upcasters_of(message_type: type[Message]) -> dict[int, Upcaster]:
-    """All upcasters of a class, by the version that they start from."""
+    """Return the upcasters of a class by the version they convert from."""
     return dict(_upcasters.get(message_type, {}))
 
 
 def restore_upcasters(message_type: type[Message], known: Mapping[int, Upcaster]) -> None:
-    """Make them known to this process too: what `upcasters_of` gave in another one."""
+    """Register upcasters that `upcasters_of` returned in another process."""
     own = _upcasters.setdefault(message_type, {})
     for version, function in known.items():
         own.setdefault(version, function)

@@ -1,22 +1,23 @@
-"""A bounded cache by topic that many threads may use at once without a lock."""
+"""A bounded cache that many threads may use at once without a lock."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Generic, TypeVar, final
 
 from msgbus.errors import ConfigurationError
 
-T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
 @final
-class TopicCache(Generic[T]):
-    """Keeps what was asked for lately, and at most `size` answers.
+class RecentCache(Generic[K, V]):
+    """At most `size` recently used values by key; `None` is not a value.
 
-    It has two halves. Answers go into the young one; when that is full it becomes the old
-    one, and what is asked for again comes back. So a flood of topics that are each seen
-    once does not push out those that are in use, and nothing is ever reordered. `None` is
-    no answer.
+    New values go into the young half. When that is full it becomes the old half, and a value
+    that is read again returns to the young one. So keys that are seen once do not evict those
+    in use, and nothing is reordered.
     """
 
     __slots__ = ("_half", "_old", "young")
@@ -26,24 +27,24 @@ class TopicCache(Generic[T]):
             message = f"cache_size must be at least 2, not {size}."
             raise ConfigurationError(message)
         self._half = size // 2
-        self.young: dict[str, T] = {}
-        """For callers in a hurry: `young.get(topic)` is the common case of `get`."""
-        self._old: dict[str, T] = {}
+        self.young: dict[K, V] = {}
+        """For hot paths: `young.get(key)` is the common case of `get`."""
+        self._old: dict[K, V] = {}
 
-    def get(self, topic: str) -> T | None:
-        """The answer for `topic`, if it is kept."""
-        found = self.young.get(topic)
+    def get(self, key: K) -> V | None:
+        """Return the value of `key`, or `None`."""
+        found = self.young.get(key)
         if found is None:
-            found = self._old.get(topic)
+            found = self._old.get(key)
             if found is not None:
-                self.put(topic, found)
+                self.put(key, found)
         return found
 
-    def put(self, topic: str, answer: T) -> None:
-        """Keep `answer` for `topic`."""
+    def put(self, key: K, value: V) -> None:
+        """Store the value of `key`."""
         if len(self.young) >= self._half:
             self._old, self.young = self.young, {}
-        self.young[topic] = answer
+        self.young[key] = value
 
     def __len__(self) -> int:
         return len(self.young) + len(self._old)

@@ -1,4 +1,4 @@
-"""Why a topic goes where it goes, as data and as text."""
+"""Explain which routes match a topic, in which order and why."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from msgbus.messages.topics.pattern import PatternKind, TopicPattern, match_segments
-from msgbus.routing.routes import Route
-from msgbus.routing.segments import SegmentKind, fold
+from msgbus.messages.topics.index import Route
+from msgbus.messages.topics.pattern import (
+    PatternKind,
+    SegmentKind,
+    TopicPattern,
+    fold,
+    match_segments,
+)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RouteMatch:
-    """One route that matches, and why it stands where it does."""
+    """One matching route, how it matches and why it has its rank."""
 
     rank: int
-    """1 for the route that `find_route` gives."""
+    """1 for the route that `find_route` returns."""
     route: Route
     how: str
-    """How the pattern and the topic fit together."""
+    """How the pattern matches the topic."""
     why_here: str
     """Why it has this rank."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The same in plain values, for JSON."""
+        """Return JSON-ready data."""
         return {
             "rank": self.rank,
             "pattern": self.route.pattern,
@@ -45,17 +50,17 @@ class Explanation:
 
     topic: str
     matches: tuple[RouteMatch, ...]
-    """Those that match, in the order of `find_all_routes`."""
+    """The matching routes, in the order of `find_all_routes`."""
     registered: int
-    """How many routes the router has."""
+    """The number of routes of the router."""
 
     @property
     def chosen(self) -> Route | None:
-        """The route that `find_route` gives."""
+        """The route that `find_route` returns."""
         return self.matches[0].route if self.matches else None
 
     def as_dict(self) -> dict[str, Any]:
-        """The same in plain values, for JSON."""
+        """Return JSON-ready data."""
         return {
             "topic": self.topic,
             "registered": self.registered,
@@ -69,13 +74,13 @@ class Explanation:
             lines += [
                 f"{match.rank}. {route.pattern} -> {route.endpoint_id}",
                 f"     how:   {match.how}",
-                f"     place: {match.why_here}",
+                f"     rank:  {match.why_here}",
             ]
         return "\n".join(lines)
 
 
 def explain(topic: str, routes: Sequence[Route], *, registered: int) -> Explanation:
-    """Say why these routes, in this order, match `topic`."""
+    """Explain why these routes, in this order, match `topic`."""
     matches: list[RouteMatch] = []
     before: Route | None = None
     for rank, route in enumerate(routes, 1):
@@ -91,7 +96,7 @@ def _why_here(route: Route, before: Route | None) -> str:
     if before.priority > route.priority:
         return f"its priority {route.priority} is below {before.priority}."
     return (
-        f"priority {route.priority} as the one before, and registered later "
+        f"the same priority {route.priority}, and registered later "
         f"(number {route.order}, after {before.order})."
     )
 
@@ -101,14 +106,14 @@ def _how(pattern: TopicPattern, topic: str) -> str:
         return "the regular expression matches the whole topic."
     if pattern.kind is PatternKind.EXACT:
         return "the pattern is the topic itself."
-    taken = [f"{source} = {text or 'nothing'}" for source, text in align(pattern, topic)]
-    return ", ".join(taken) + "."
+    parts = [f"{source} = {text or 'nothing'}" for source, text in align(pattern, topic)]
+    return ", ".join(parts) + "."
 
 
 def align(pattern: TopicPattern, topic: str) -> list[tuple[str, str]]:
-    """What each segment of a wildcard pattern takes of a topic that matches it.
+    """Pair each segment of a wildcard pattern with the part of a topic that it matches.
 
-    Where there is a choice, each `**` takes as little as it can.
+    Each `**` matches as little as possible.
     """
     segments = topic.split(".")
     folded = segments if pattern.case_sensitive else [fold(one) for one in segments]

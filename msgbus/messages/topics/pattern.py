@@ -1,34 +1,204 @@
-"""The grammar of topics: what a topic is, and which topics a pattern matches.
+"""Topics and topic patterns: syntax, validation and matching.
 
-A topic is text in segments, split by dots: `shop.orders.placed`. In a pattern
+A topic is text in segments, separated by dots: `shop.orders.placed`. In a pattern
 
-- `*` is exactly one segment, `**` any number of them, none included, at any place;
-- inside a segment `*` is any number of characters, `?` one, `[a-c]` one of these and
-  `[!a-c]` one other; none of them ever matches a dot;
+- `*` as a segment matches exactly one segment, `**` zero or more;
+- inside a segment `*` matches zero or more characters, `?` one, `[a-c]` one of these and
+  `[!a-c]` one other; none of them matches a dot;
 - `re:` makes the rest a regular expression for the whole topic;
-- everything else stands for itself.
+- anything else matches itself.
 
-Case is ignored unless asked for. The reference page `topics` has the table of examples.
+Case is ignored by default. The reference page `topics` has a table of examples.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, final
 
 from msgbus.errors import InvalidTopicError
-from msgbus.routing.segments import Segment, SegmentKind, fold, read_segment
 
 REGEX_PREFIX: Final = "re:"
 
 _FORBIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-"""Control characters and line ends: they are in no topic, so nothing matches them."""
+"""Control characters and line ends, which no topic may contain."""
+
+_STAR: Final = ""
+"""The token for zero or more characters; every other token is a regular expression."""
+
+_ANY: Final = "."
+"""The token for one character."""
+
+
+class SegmentKind(Enum):
+    """The kind of a pattern segment: plain text, text with wildcards, `*` or `**`."""
+
+    TEXT = "text"
+    GLOB = "glob"
+    ONE = "*"
+    MANY = "**"
+
+
+@final
+class PatternSegment:
+    """One compiled segment of a pattern."""
+
+    # Not a dataclass: `import msgbus` would pay for making it.
+    __slots__ = ("fits", "kind", "source", "text")
+
+    def __init__(
+        self,
+        kind: SegmentKind,
+        source: str,
+        text: str = "",
+        fits: Callable[[str], object] | None = None,
+    ) -> None:
+        self.kind: Final = kind
+        self.source: Final = source
+        """The segment as written."""
+        self.text: Final = text
+        """The plain text, or for a glob the text before its first wildcard."""
+        self.fits: Final = fits
+        """For a glob: the compiled match."""
+
+    def matches(self, segment: str) -> bool:
+        """Return whether one segment of a topic matches; folded if the pattern is."""
+        if self.kind is SegmentKind.TEXT:
+            return segment == self.text
+        return self.fits is None or self.fits(segment) is not None
+
+
+_WILDCARDS: Final = frozenset("*?[")
+_ONE: Final = PatternSegment(SegmentKind.ONE, "*")
+_MANY: Final = PatternSegment(SegmentKind.MANY, "**")
+
+
+def fold(text: str) -> str:
+    """Return `text` in lower case, character by character, so that its length stays the same."""
+    if text.isascii():
+        return text.lower()
+    return "".join(low if len(low := one.lower()) == 1 else one for one in text)
+
+
+def read_segment(pattern: str, start: int, end: int, *, case_sensitive: bool) -> PatternSegment:
+    """Compile the segment `pattern[start:end]`.
+
+    Raises:
+        InvalidTopicError: It is empty or ambiguous.
+    """
+    source = pattern[start:end]
+    if not source:
+        problem = "the segment is empty. Remove a dot, or write '*' for any one segment."
+        raise InvalidTopicError(pattern, start, problem)
+    if source == "*":
+        return _ONE
+    if source == "**":
+        return _MANY
+    if _WILDCARDS.isdisjoint(source):
+        return PatternSegment(SegmentKind.TEXT, source, source if case_sensitive else fold(source))
+    if "**" in source:
+        at = start + source.index("**")
+        problem = "'**' must be a segment of its own, between dots. Inside a segment write '*'."
+        raise InvalidTopicError(pattern, at, problem)
+    tokens, text = _read_tokens(pattern, start, end, case_sensitive=case_sensitive)
+    if len(text) == len(tokens):
+        return PatternSegment(SegmentKind.TEXT, source, text)
+    fits = re.compile(_expression(tokens), re.DOTALL).fullmatch
+    return PatternSegment(SegmentKind.GLOB, source, text, fits)
+
+
+def _read_tokens(
+    pattern: str, start: int, end: int, *, case_sensitive: bool
+) -> tuple[list[str], str]:
+    """Return the tokens of a segment, and the plain text before its first wildcard."""
+    tokens: list[str] = []
+    plain = ""
+    at = start
+    while at < end:
+        one = pattern[at]
+        token: str | None = None
+        if one == "*":
+            token = _STAR
+        elif one == "?":
+            token = _ANY
+        elif one == "[":
+            close = _closing_bracket(pattern, at, end)
+            characters = pattern[at + 1 : close]
+            if len(characters) == 1:
+                one = characters  # how a wildcard is escaped: `[*]`
+            else:
+                token = _read_set(pattern, at, close, case_sensitive=case_sensitive)
+            at = close
+        at += 1
+        if token is None:
+            one = one if case_sensitive else fold(one)
+            if len(plain) == len(tokens):
+                plain += one
+            token = re.escape(one)
+        tokens.append(token)
+    return tokens, plain
+
+
+def _closing_bracket(pattern: str, at: int, end: int) -> int:
+    # From the second character on: `[]]` is the set of one closing bracket.
+    close = pattern.find("]", at + 2, end)
+    if close < 0:
+        problem = "this '[' is not closed in its segment. Write '[[]' for a bracket itself."
+        raise InvalidTopicError(pattern, at, problem)
+    return close
+
+
+def _read_set(pattern: str, at: int, close: int, *, case_sensitive: bool) -> str:
+    """Return the regular expression for the set between two brackets."""
+    if pattern[at + 1] == "^":
+        problem = "a negated set begins with '!', not with '^'."
+        raise InvalidTopicError(pattern, at + 1, problem)
+    is_negated = pattern[at + 1] == "!"
+    ranges: list[tuple[str, str]] = []
+    position = at + 1 + is_negated
+    while position < close:
+        first = last = pattern[position]
+        if position + 2 < close and pattern[position + 1] == "-":
+            last = pattern[position + 2]
+            if last < first:
+                problem = f"the range {first}-{last} runs backwards; write {last}-{first}."
+                raise InvalidTopicError(pattern, position, problem)
+            position += 2
+        position += 1
+        ranges.append((first, last))
+    body = "".join(_range_expression(*one, case_sensitive=case_sensitive) for one in ranges)
+    return f"[{'^' if is_negated else ''}{body}]"
+
+
+def _range_expression(first: str, last: str, *, case_sensitive: bool) -> str:
+    body = re.escape(first) if first == last else f"{re.escape(first)}-{re.escape(last)}"
+    if case_sensitive:
+        return body
+    characters = map(chr, range(ord(first), ord(last) + 1))
+    folded = {low for one in characters if (low := fold(one)) != one}
+    return body + "".join(map(re.escape, sorted(folded)))
+
+
+def _expression(tokens: Sequence[str]) -> str:
+    parts: list[str] = [""]
+    for token in tokens:
+        if token == _STAR:
+            parts.append("")
+        else:
+            parts[-1] += token
+    first, *others = parts
+    if not others:
+        return first
+    # The first match of a middle part is always right, so there is no backtracking into it
+    # (`(?>`): the time stays bounded, whatever the pattern.
+    middle = "".join(f"(?>.*?{part})" for part in others[:-1] if part)
+    return f"{first}{middle}.*{others[-1]}"
 
 
 class PatternKind(Enum):
-    """How a pattern is compared."""
+    """The kind of a pattern: one topic, wildcards, or a regular expression."""
 
     EXACT = "exact"
     WILDCARD = "wildcard"
@@ -37,7 +207,7 @@ class PatternKind(Enum):
 
 @final
 class TopicPattern:
-    """A pattern, checked and compiled once.
+    """A compiled topic pattern.
 
     ```python
     TopicPattern("shop.*.placed").matches("shop.orders.placed")  # True
@@ -45,35 +215,35 @@ class TopicPattern:
 
     Args:
         pattern: The text of the pattern.
-        case_sensitive: Whether `A` and `a` are different; if not, both are compared in
-            lower case.
+        case_sensitive: Whether `A` and `a` differ; if not, both are compared in lower case.
 
     Raises:
-        InvalidTopicError: It is not a pattern; the error shows the position of the fault.
+        InvalidTopicError: `pattern` is not valid; the error shows the position.
     """
 
-    __slots__ = ("_expression", "_folded", "case_sensitive", "kind", "pattern", "segments")
+    __slots__ = ("_expression", "case_sensitive", "exact_topic", "kind", "pattern", "segments")
 
     def __init__(self, pattern: str, *, case_sensitive: bool = False) -> None:
         _check_text(pattern)
         self.pattern: Final = pattern
-        """The text it was made from."""
+        """The text of the pattern."""
         self.case_sensitive: Final = case_sensitive
-        """Whether `A` and `a` are different."""
+        """Whether `A` and `a` differ."""
         self._expression: Final = _read_expression(pattern, case_sensitive=case_sensitive)
-        self.segments: Final[tuple[Segment, ...]] = (
+        self.segments: Final[tuple[PatternSegment, ...]] = (
             read_segments(pattern, case_sensitive=case_sensitive)
             if self._expression is None
             else ()
         )
         """Its segments; none for a regular expression."""
         self.kind: Final = self._find_kind()
-        """How it is compared."""
-        self._folded: Final = (
+        """The kind of the pattern."""
+        self.exact_topic: Final = (
             ".".join(segment.text for segment in self.segments)
             if self.kind is PatternKind.EXACT
             else ""
         )
+        """The one topic of an exact pattern, in lower case unless it is case-sensitive."""
 
     def _find_kind(self) -> PatternKind:
         if self._expression is not None:
@@ -84,19 +254,14 @@ class TopicPattern:
 
     @property
     def is_exact(self) -> bool:
-        """Whether it matches one topic only (in any case, unless case counts)."""
+        """Whether it has no wildcards, and so matches one topic only."""
         return self.kind is PatternKind.EXACT
 
-    @property
-    def exact_topic(self) -> str:
-        """The one topic an exact pattern matches, in lower case unless case counts."""
-        return self._folded
-
     def matches(self, topic: str) -> bool:
-        """Whether `topic` matches. Text that is no topic never does."""
+        """Return whether `topic` matches. Text that is not a valid topic never does."""
         folded = topic if self.case_sensitive else fold(topic)
         if self.kind is PatternKind.EXACT:
-            return folded == self._folded
+            return folded == self.exact_topic
         if not is_topic(topic):
             return False
         if self._expression is not None:
@@ -127,7 +292,7 @@ def _make_pattern(pattern: str, case_sensitive: bool) -> TopicPattern:
 
 
 def is_topic(text: str) -> bool:
-    """Whether `text` is a topic: segments that are not empty, no control characters."""
+    """Return whether `text` is a valid topic: no empty segment, no control characters."""
     return (
         bool(text)
         and text[0] != "."
@@ -138,10 +303,10 @@ def is_topic(text: str) -> bool:
 
 
 def check_topic(topic: str) -> None:
-    """Raise unless `topic` is one that an event can be published under.
+    """Raise unless `topic` is a valid topic.
 
     Raises:
-        InvalidTopicError: It is not; the error shows the position of the fault.
+        InvalidTopicError: It is not; the error shows the position.
     """
     if type(topic) is str and is_topic(topic):
         return
@@ -156,7 +321,7 @@ def check_topic(topic: str) -> None:
 
 def _check_text(text: object, what: str = "topic pattern") -> None:
     if not isinstance(text, str):
-        problem = f"it is text, such as 'shop.orders', not {type(text).__name__}."
+        problem = f"it must be text, such as 'shop.orders', not {type(text).__name__}."
         raise InvalidTopicError(repr(text), 0, problem, what=what)
     if not text:
         problem = "it is empty. Write a topic, such as 'shop.orders'."
@@ -172,7 +337,7 @@ def _read_expression(pattern: str, *, case_sensitive: bool) -> re.Pattern[str] |
         return None
     start = len(REGEX_PREFIX)
     if len(pattern) == start:
-        problem = "nothing follows 're:'. Write a regular expression behind it."
+        problem = "nothing follows 're:'. Write a regular expression after it."
         raise InvalidTopicError(pattern, start, problem)
     try:
         return re.compile(pattern[start:], re.NOFLAG if case_sensitive else re.IGNORECASE)
@@ -184,13 +349,13 @@ def _read_expression(pattern: str, *, case_sensitive: bool) -> re.Pattern[str] |
         raise InvalidTopicError(pattern, start, problem) from None
 
 
-def read_segments(pattern: str, *, case_sensitive: bool = False) -> tuple[Segment, ...]:
-    """The segments of a pattern that is no regular expression.
+def read_segments(pattern: str, *, case_sensitive: bool = False) -> tuple[PatternSegment, ...]:
+    """Compile the segments of a pattern that is not a regular expression.
 
     Raises:
-        InvalidTopicError: It is not a pattern.
+        InvalidTopicError: A segment is not valid.
     """
-    found: list[Segment] = []
+    found: list[PatternSegment] = []
     start = 0
     for source in pattern.split("."):
         end = start + len(source)
@@ -199,12 +364,11 @@ def read_segments(pattern: str, *, case_sensitive: bool = False) -> tuple[Segmen
     return tuple(found)
 
 
-def match_segments(pattern: Sequence[Segment], topic: Sequence[str]) -> bool:
-    """Whether the segments of a topic, folded if the pattern is, match a pattern's.
+def match_segments(pattern: Sequence[PatternSegment], topic: Sequence[str]) -> bool:
+    """Return whether the segments of a topic, folded if the pattern is, match a pattern's.
 
-    Each `**` first takes nothing, then one more whenever what follows does not fit. Only
-    the last one seen is ever tried again, so the time is bounded by the product of both
-    lengths.
+    Each `**` matches no segment at first, and one more whenever the rest does not match. Only
+    the last one is extended, so the time is bounded by the product of both lengths.
     """
     at = taken = 0
     many = -1
@@ -216,7 +380,7 @@ def match_segments(pattern: Sequence[Segment], topic: Sequence[str]) -> bool:
                 many, resume = at, taken
                 at += 1
                 continue
-            if segment.takes(topic[taken]):
+            if segment.matches(topic[taken]):
                 at += 1
                 taken += 1
                 continue

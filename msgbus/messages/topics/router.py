@@ -1,8 +1,7 @@
-"""PatternRouter: which endpoints a topic leads to.
+"""PatternRouter: find the endpoints of a topic.
 
-Exact topics, patterns and regular expressions stand side by side. Priority decides across
-all of them: higher first, then in the order of registration. An exact route has no
-advantage over a pattern of higher priority.
+Routes are ordered by priority, then by registration, whatever their kind: an exact topic does
+not come before a pattern of higher priority.
 """
 
 from __future__ import annotations
@@ -11,25 +10,24 @@ import threading
 from typing import TYPE_CHECKING, Final, final
 
 from msgbus.errors import ConfigurationError
-from msgbus.messages.topics.cache import TopicCache
-from msgbus.messages.topics.index import Entry, RouteIndex
+from msgbus.messages.topics.cache import RecentCache
+from msgbus.messages.topics.index import Route, RouteEntry, RouteIndex, by_priority
 from msgbus.messages.topics.pattern import TopicPattern
-from msgbus.routing.inputs import require_id, require_priority
-from msgbus.routing.routes import Route, by_priority
+from msgbus.runtime.arguments import require_id, require_priority
 
 if TYPE_CHECKING:
     from msgbus.messages.topics.explain import Explanation
 
-_FEW: Final = 64
-"""So many removed routes are not worth a new index."""
+_KEPT_INVALID: Final = 64
+"""Up to this many removed routes a new index is not worth its cost."""
 
 
 @final
 class _Snapshot:
-    """The routes as of one version, and what was found in them.
+    """The routes of one version, and the cached results of lookups.
 
-    The caches belong to the snapshot: an answer that was worked out while the routes
-    changed goes with the old one, and is never seen again.
+    The caches belong to the snapshot, so a result computed during a change is dropped with the
+    old version.
     """
 
     __slots__ = ("every", "first", "index", "version")
@@ -37,9 +35,9 @@ class _Snapshot:
     def __init__(self, index: RouteIndex, version: int, cache_size: int) -> None:
         self.index = index
         self.version = version
-        self.first: TopicCache[tuple[Route, ...]] = TopicCache(cache_size)
-        """The first route alone, or nothing."""
-        self.every: TopicCache[tuple[Route, ...]] = TopicCache(cache_size)
+        self.first: RecentCache[str, tuple[Route, ...]] = RecentCache(cache_size)
+        """The first route, or an empty tuple."""
+        self.every: RecentCache[str, tuple[Route, ...]] = RecentCache(cache_size)
 
     def find_first(self, topic: str) -> tuple[Route, ...]:
         found = self.first.get(topic)
@@ -59,7 +57,7 @@ class _Snapshot:
 
 @final
 class PatternRouter:
-    """Routes by pattern, readable from many threads while another registers.
+    """Routes from topic patterns to endpoints, safe for concurrent reads and registrations.
 
     ```python
     router = PatternRouter()
@@ -68,68 +66,68 @@ class PatternRouter:
     router.find_route("shop.orders.placed").endpoint_id  # "audit"
     ```
 
-    A reader works on one snapshot: it sees all of a change or nothing of it. Registering
-    takes the same short time however many routes there are.
+    A lookup reads one snapshot: it sees all of a change or nothing of it. Registering takes
+    constant time, however many routes there are.
 
     Args:
-        case_sensitive: Whether `A` and `a` are different in topics.
-        cache_size: How many answers are kept, for each of the two questions.
+        case_sensitive: Whether `A` and `a` differ in topics.
+        cache_size: How many results are cached, for `find_route` and `find_all_routes` each.
     """
 
     def __init__(self, *, case_sensitive: bool = False, cache_size: int = 10_000) -> None:
         self._case_sensitive = case_sensitive
         self._cache_size = cache_size
-        self._writing = threading.Lock()
-        self._live: dict[Route, Entry] = {}
+        self._lock = threading.Lock()
+        self._routes: dict[Route, RouteEntry] = {}
         self._removed = 0
-        self._orders = 0
+        self._registered = 0
         index = RouteIndex(case_sensitive=case_sensitive)
         self._snapshot = _Snapshot(index, 0, cache_size)
 
     @property
     def routes(self) -> tuple[Route, ...]:
         """All routes, in the order of registration."""
-        with self._writing:
-            return tuple(self._live)
+        with self._lock:
+            return tuple(self._routes)
 
     def __len__(self) -> int:
-        return len(self._live)
+        return len(self._routes)
 
     def register_route(
         self, pattern: str | TopicPattern, endpoint_id: str, priority: int = 0
     ) -> Route:
-        """Lead topics that match `pattern` to `endpoint_id`.
+        """Route topics that match `pattern` to `endpoint_id`.
 
-        The same pattern and endpoint may be registered twice; they are two routes.
+        Registering the same pattern and endpoint twice makes two routes.
 
         Raises:
-            InvalidTopicError: It is not a pattern; the error shows the position of the fault.
-            ConfigurationError: The pattern treats case otherwise than the router, the id is
-                blank, or the priority is no whole number.
+            InvalidTopicError: `pattern` is not valid; the error shows the position.
+            ConfigurationError: The pattern and the router differ in `case_sensitive`, the id is
+                blank, or the priority is not a whole number.
         """
-        checked = self._checked(pattern)
+        checked = self._compile(pattern)
         require_id(f"The endpoint_id of the route {checked.pattern!r}", endpoint_id)
         require_priority(f"the route {checked.pattern!r}", priority)
-        with self._writing:
+        with self._lock:
             version = self._snapshot.version + 1
-            self._orders += 1
-            route = Route(checked, endpoint_id, priority, self._orders)
-            entry = self._live[route] = Entry(route, version)
+            self._registered += 1
+            route = Route(checked, endpoint_id, priority, self._registered)
+            entry = self._routes[route] = RouteEntry(route, version)
             self._snapshot.index.add(entry)
             self._swap(version)
         return route
 
     def unregister(self, route: Route) -> bool:
-        """Take a route away; false if it was not there."""
-        with self._writing:
+        """Remove a route; return whether it was registered."""
+        with self._lock:
             return self._remove([route]) == 1
 
     def unregister_endpoint(self, endpoint_id: str) -> int:
-        """Take all routes to an endpoint away, at once; how many there were."""
-        with self._writing:
-            return self._remove([one for one in self._live if one.endpoint_id == endpoint_id])
+        """Remove all routes of an endpoint in one step; return how many there were."""
+        with self._lock:
+            return self._remove([one for one in self._routes if one.endpoint_id == endpoint_id])
 
-    def _checked(self, pattern: str | TopicPattern) -> TopicPattern:
+    def _compile(self, pattern: str | TopicPattern) -> TopicPattern:
         if not isinstance(pattern, TopicPattern):
             return TopicPattern(pattern, case_sensitive=self._case_sensitive)
         if pattern.case_sensitive != self._case_sensitive:
@@ -144,7 +142,7 @@ class PatternRouter:
         version = self._snapshot.version + 1
         removed = 0
         for route in routes:
-            entry = self._live.pop(route, None)
+            entry = self._routes.pop(route, None)
             if entry is not None:
                 entry.removed = version
                 removed += 1
@@ -155,13 +153,13 @@ class PatternRouter:
 
     def _swap(self, version: int) -> None:
         index = self._snapshot.index
-        if self._removed > len(self._live) + _FEW:
-            index = RouteIndex(case_sensitive=self._case_sensitive, entries=self._live.values())
+        if self._removed > len(self._routes) + _KEPT_INVALID:
+            index = RouteIndex(case_sensitive=self._case_sensitive, entries=self._routes.values())
             self._removed = 0
         self._snapshot = _Snapshot(index, version, self._cache_size)
 
     def find_route(self, topic: str) -> Route | None:
-        """The first route that matches: of the highest priority, registered first."""
+        """Return the matching route of the highest priority, the first registered among equals."""
         snapshot = self._snapshot
         found = snapshot.first.young.get(topic)
         if found is None:
@@ -169,13 +167,13 @@ class PatternRouter:
         return found[0] if found else None
 
     def find_all_routes(self, topic: str) -> list[Route]:
-        """All routes that match: higher priority first, then in order of registration."""
+        """Return all matching routes: higher priority first, then order of registration."""
         snapshot = self._snapshot
         found = snapshot.every.young.get(topic)
         return list(snapshot.find_every(topic) if found is None else found)
 
     def explain(self, topic: str) -> Explanation:
-        """Which routes match, in which order, and why; `str()` of it is for people."""
+        """Explain which routes match, in which order and why; `str()` gives readable text."""
         from msgbus.messages.topics.explain import explain
 
         return explain(topic, self.find_all_routes(topic), registered=len(self))
