@@ -1,4 +1,4 @@
-"""How big and how patient a bus is: frozen models, seconds as floats."""
+"""The configuration of one handler's queue; seconds are floats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, final
+from typing import final
 
 from pydantic import Field, model_validator
 
@@ -26,50 +26,50 @@ class BackpressureStrategy(Enum):
     """Drop the oldest event of the full queue; the receipt says `DROPPED` and which."""
 
     ADAPTIVE_RATE_LIMIT = "adaptive_rate_limit"
-    """Slow publishers down as the queue fills, and let go as it empties; drops nothing."""
+    """Slow publishers down as the queue fills; drops nothing."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class QueueLevel:
-    """How full a queue is as it crosses a mark, for `on_high` and `on_low`."""
+    """The level of a queue that crossed `high_water` or `low_water`."""
 
     handler: str
     """The handler that the queue belongs to."""
 
     queued: int
-    """Events that wait in it."""
+    """Events waiting in the queue."""
 
 
 class QueueConfig(Options):
-    """The queue of one handler."""
+    """Configuration of the queue of one handler."""
 
     max_size: int = Field(default=10_000, ge=1)
     """Events that may wait for one handler."""
 
     batch_size: int = Field(default=100, ge=1)
-    """Events handled before other tasks get a turn; the longest list of a batch handler."""
+    """Events handled before the worker yields; the longest list of a batch handler."""
 
     linger: float = Field(default=0.0, ge=0)
-    """How long a batch handler waits for its list to fill."""
+    """Seconds that a batch handler waits for its list to fill."""
 
     strategy: BackpressureStrategy = BackpressureStrategy.WAIT
     """What happens when the queue is full."""
 
     max_overflow: int = Field(default=100_000, ge=0)
-    """Events beyond `max_size` that handlers may add, as they can never wait."""
+    """Events beyond `max_size` that handlers may publish, as they never wait."""
 
     high_water: int | None = Field(default=None, ge=1)
-    """Events at which `on_high` is called, once until the queue has been low again."""
+    """Queued events at which `on_high` is called; not again before the queue was at `low_water`."""
 
     low_water: int | None = Field(default=None, ge=0)
-    """Events at which `on_low` is called after that; half of `high_water` unless given."""
+    """Queued events at which `on_low` is called after that; half of `high_water` unless given."""
 
     on_high: Callable[[QueueLevel], object] | None = None
-    """Called with a `QueueLevel` when the queue has filled up to `high_water`; it must not wait."""
+    """Called with a `QueueLevel` when the queue has filled to `high_water`; it must not block."""
 
     on_low: Callable[[QueueLevel], object] | None = None
-    """Called when it has emptied to `low_water`, or was given up; it must not wait."""
+    """Called when the queue has emptied to `low_water` or was discarded; it must not block."""
 
     @model_validator(mode="after")
     def _check_marks(self) -> QueueConfig:
@@ -90,49 +90,3 @@ class QueueConfig(Options):
         if message:
             raise ValueError(message)
         return self
-
-
-class BusConfig(Options):
-    """Everything about a bus that is a number or a name."""
-
-    name: str = Field(default="msgbus", min_length=1)
-    """Label in logs and metrics; give each of several buses its own."""
-
-    queue: QueueConfig = QueueConfig()
-    """The queue of every handler that does not bring its own."""
-
-    max_threads: int = Field(default=40, ge=1)
-    """Sync handlers that may run at the same time."""
-
-    max_depth: int | None = Field(default=None, ge=1)
-    """How deep messages may cause each other; beyond it sending is a `MessageDepthError`."""
-
-    drain_timeout: float = Field(default=30.0, ge=0)
-    """How long leaving `async with bus:` waits for events that are still queued."""
-
-    session_timeout: float = Field(default=30.0, ge=0)
-    """How long leaving a session waits for its own handlers."""
-
-    histogram_every: int = Field(default=1, ge=1)
-    """Take the duration of every n-th call into the histogram; counts stay exact."""
-
-    slow_publish: float | None = Field(default=None, gt=0)
-    """Warn of each `publish` that takes longer, waiting included, such as `1e-3`; it costs time."""
-
-    slow_callback: float | None = Field(default=1.0, gt=0)
-    """Warn of a handler that blocks the event loop for longer; `None` switches this off."""
-
-    record: Literal["all", "failures", "messages"] = "all"
-    """What a journal gets beside events: commands, and all deliveries, failed ones, or none."""
-
-    record_buffer: int = Field(default=10_000, ge=1)
-    """Commands and deliveries that may wait to be recorded; beyond that, handlers wait."""
-
-    require_ack: Literal["memory", "os", "fsync", "quorum", "quorum_fsync"] | None = None
-    """The least that a journal must promise for each append; otherwise the start fails."""
-
-    command_workers: int = Field(default=10, ge=1)
-    """Enqueued commands that this bus handles at the same time."""
-
-    command_lease: float = Field(default=10.0, gt=0)
-    """Seconds after which an enqueued command is tried again if its process has died."""

@@ -1,79 +1,76 @@
-"""The words in which a subscription is described: mode, guarantee, beginning, last resort."""
+"""Options of a durable handler: mode, delivery guarantee, start position, poison messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar, final
-
-if TYPE_CHECKING:
-    from msgbus.journal.port import Journal
+from typing import ClassVar, final
 
 
 class Mode(StrEnum):
-    """Who gets what, and in which order."""
+    """How messages are distributed to the consumers of a subscription."""
 
     EXCLUSIVE = "exclusive"
     """One active consumer; messages begin in the order of the journal."""
 
     SHARED = "shared"
-    """All consumers in turn; no order is promised."""
+    """All consumers share the messages; no order is promised."""
 
     KEY_SHARED = "key_shared"
-    """All consumers; messages of one key one after the other, in order."""
+    """All consumers share the messages; those of one key are handled in order, one at a time."""
 
 
 class Delivery(StrEnum):
-    """What a crash may do to a message."""
+    """Delivery guarantee after a crash."""
 
     AT_LEAST_ONCE = "at_least_once"
-    """It may be delivered again."""
+    """A message may be redelivered."""
 
     AT_MOST_ONCE = "at_most_once"
-    """It may be lost while it is being handled, but is never delivered again."""
+    """A message in flight may be lost, and is never redelivered."""
 
 
 class Poison(StrEnum):
-    """What becomes of a message that has failed for the last time."""
+    """What happens to a message whose last attempt failed."""
 
     DEAD_LETTER = "dead_letter"
-    """It goes to the dead letters, in the transaction that passes it."""
+    """Dead-letter it, in the transaction that acknowledges it."""
 
     DROP = "drop"
-    """It is passed, counted and logged."""
+    """Acknowledge it; it is counted and logged."""
 
     BLOCK = "block"
-    """The subscription stops at it until `resume` or `seek`."""
+    """Stop the subscription at it until `resume` or `seek`."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class StartAt:
-    """Where a new subscription begins; one that exists goes on where it was.
+    """Start position of a new subscription; an existing one continues at its cursor.
 
     `StartAt.EARLIEST`, `StartAt.LATEST`, `StartAt.at(17)` for an offset,
     `StartAt.since(datetime(...))` for a time.
     """
 
     EARLIEST: ClassVar[StartAt]
-    """At the oldest message that is left."""
+    """The oldest message that is left."""
 
     LATEST: ClassVar[StartAt]
-    """Behind the newest message."""
+    """After the newest message."""
 
     offset: int | None = None
-    """The first message to be delivered has this offset, or the next that there is."""
+    """Offset of the first message to deliver, or the next one that exists."""
 
     time: float | None = None
-    """The first message to be delivered was recorded then or later; seconds since the epoch."""
+    """Deliver messages recorded at this time or later; seconds since the epoch."""
 
     is_latest: bool = False
-    """Behind the newest message."""
+    """Start after the newest message."""
 
     @classmethod
     def at(cls, offset: int) -> StartAt:
-        """At this offset."""
+        """Start at this offset."""
         if offset < 0:
             message = f"An offset is 0 or more, not {offset}."
             raise ValueError(message)
@@ -81,7 +78,7 @@ class StartAt:
 
     @classmethod
     def since(cls, time: datetime | float) -> StartAt:
-        """At the first message recorded at `time` or later."""
+        """Start at the first message recorded at `time` or later."""
         if isinstance(time, datetime):
             if time.tzinfo is None:
                 message = f"{time} has no time zone; say which one, such as datetime.now(UTC)."
@@ -91,7 +88,7 @@ class StartAt:
 
     @classmethod
     def of(cls, value: object) -> StartAt:
-        """A `StartAt` as it is, a whole number as an offset, a datetime as a time."""
+        """Convert an offset or a datetime; return a `StartAt` unchanged."""
         if isinstance(value, StartAt):
             return value
         if isinstance(value, datetime):
@@ -99,21 +96,10 @@ class StartAt:
         if isinstance(value, int) and not isinstance(value, bool):
             return cls.at(value)
         message = (
-            f"{value!r:.60} is no place to start. Give StartAt.EARLIEST, StartAt.LATEST, "
+            f"{value!r:.60} is not a start position. Give StartAt.EARLIEST, StartAt.LATEST, "
             f"an offset, or a datetime."
         )
         raise ValueError(message)
-
-
-async def first_offset(journal: Journal, start: StartAt) -> int:
-    """The offset of the first message that `start` means, whether it is there yet or not."""
-    if start.is_latest:
-        return await journal.head() + 1
-    if start.time is not None:
-        return await journal.offset_at(start.time)
-    if start.offset is not None:
-        return max(start.offset, 1)
-    return await journal.first()
 
 
 StartAt.EARLIEST = StartAt()

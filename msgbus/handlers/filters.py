@@ -1,4 +1,4 @@
-"""Predicates over events: on the bus, or on one handler; joined with `&`, `|` and `~`."""
+"""Event filters for the bus or one handler; combine them with `&`, `|` and `~`."""
 
 from __future__ import annotations
 
@@ -9,61 +9,62 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from msgbus.messages.message import Event, peek
 from msgbus.runtime.clock import SystemClock
+from msgbus.runtime.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from msgbus.runtime.clock import Clock
 
-Verdict: TypeAlias = bool | Awaitable[bool]
-FilterLike: TypeAlias = Callable[[Event], Verdict]
+FilterResult: TypeAlias = bool | Awaitable[bool]
+FilterLike: TypeAlias = Callable[[Event], FilterResult]
 """Any callable from an event to a bool, sync or async."""
 
 
 class Filter:
-    """Base that gives a filter the operators. Subclass it, or wrap a callable: `Filter(f)`.
+    """Base of filters that combine with `&`, `|` and `~`; `Filter(f)` wraps a callable.
 
-    The right side of an operator may be any callable.
+    The other side of an operator may be any callable.
     """
 
     def __init__(self, predicate: FilterLike) -> None:
         self._predicate = predicate
 
-    def __call__(self, event: Event) -> Verdict:
-        """Whether `event` may pass."""
+    def __call__(self, event: Event) -> FilterResult:
+        """Return whether `event` passes."""
         return self._predicate(event)
 
     def __and__(self, other: FilterLike) -> Filter:
-        return _Joined(self, other, stop_at=False)
+        return _BinaryFilter(self, other, stop_at=False)
 
     def __rand__(self, other: FilterLike) -> Filter:
-        return _Joined(other, self, stop_at=False)
+        return _BinaryFilter(other, self, stop_at=False)
 
     def __or__(self, other: FilterLike) -> Filter:
-        return _Joined(self, other, stop_at=True)
+        return _BinaryFilter(self, other, stop_at=True)
 
     def __ror__(self, other: FilterLike) -> Filter:
-        return _Joined(other, self, stop_at=True)
+        return _BinaryFilter(other, self, stop_at=True)
 
     def __invert__(self) -> Filter:
-        return _Not(self)
+        return _NotFilter(self)
 
     def __repr__(self) -> str:
         return filter_name(self._predicate)
 
 
 @final
-class _Joined(Filter):
-    """`&` and `|`: the right side is asked only if the left does not settle it."""
+class _BinaryFilter(Filter):
+    """`&` and `|`; the right side is called only if the left does not decide."""
 
     def __init__(self, left: FilterLike, right: FilterLike, *, stop_at: bool) -> None:
         self._left = left
         self._right = right
         self._stop_at = stop_at
 
-    def __call__(self, event: Event) -> Verdict:
-        verdict = self._left(event)
-        if inspect.isawaitable(verdict):
-            return self._later(verdict, event)
-        return verdict if bool(verdict) is self._stop_at else self._right(event)
+    def __call__(self, event: Event) -> FilterResult:
+        result = self._left(event)
+        if inspect.isawaitable(result):
+            return self._later(result, event)
+        return result if bool(result) is self._stop_at else self._right(event)
 
     async def _later(self, pending: Awaitable[bool], event: Event) -> bool:
         if bool(await pending) is self._stop_at:
@@ -76,15 +77,15 @@ class _Joined(Filter):
 
 
 @final
-class _Not(Filter):
+class _NotFilter(Filter):
     def __init__(self, inner: FilterLike) -> None:
         self._inner = inner
 
-    def __call__(self, event: Event) -> Verdict:
-        verdict = self._inner(event)
-        if inspect.isawaitable(verdict):
-            return self._later(verdict)
-        return not verdict
+    def __call__(self, event: Event) -> FilterResult:
+        result = self._inner(event)
+        if inspect.isawaitable(result):
+            return self._later(result)
+        return not result
 
     async def _later(self, pending: Awaitable[bool]) -> bool:
         return not await pending
@@ -95,7 +96,7 @@ class _Not(Filter):
 
 @final
 class TypeFilter(Filter):
-    """Lets through events of the given types and their subclasses."""
+    """Pass events of the given types and their subclasses."""
 
     def __init__(self, *types: type[Event]) -> None:
         if not types:
@@ -104,7 +105,7 @@ class TypeFilter(Filter):
         self.types = types
 
     def __call__(self, event: Event) -> bool:
-        """Whether the event is of one of the types."""
+        """Return whether the event is of one of the types."""
         return isinstance(event, self.types)
 
     def __repr__(self) -> str:
@@ -113,13 +114,13 @@ class TypeFilter(Filter):
 
 @final
 class SessionFilter(Filter):
-    """Lets through events of the given sessions; with no id, of any session."""
+    """Pass events of the given sessions; without ids, of any session."""
 
     def __init__(self, *session_ids: str) -> None:
         self.session_ids = frozenset(session_ids)
 
     def __call__(self, event: Event) -> bool:
-        """Whether the event belongs to one of the sessions."""
+        """Return whether the event belongs to one of the sessions."""
         meta = peek(event)
         session_id = None if meta is None else meta.session_id
         if self.session_ids:
@@ -132,19 +133,19 @@ class SessionFilter(Filter):
 
 @final
 class RateLimitFilter(Filter):
-    """Lets through at most so many events a second; the rest is filtered, and counted.
+    """Pass at most `max_per_second` events; the rest is filtered, and counted as such.
 
-    A token bucket: `burst` events may come at once (default: one second's worth).
+    A token bucket: `burst` events may pass at once (default: one second's worth).
 
     Args:
-        max_per_second: Events a second, in the long run.
+        max_per_second: Events per second, in the long run.
         burst: Events at once, at least 1.
-        key: From an event to what it is counted under, such as `lambda event: event.user`:
-            each key has the whole rate for itself; `None` is not limited. All events are
-            counted together unless given.
-        max_keys: Keys to remember; the one used longest ago is forgotten first, and begins
+        key: A function from an event to its key, such as `lambda event: event.user`: each
+            key has the whole rate for itself, and the key `None` is not limited. Without
+            it all events share one rate.
+        max_keys: Keys to remember; the least recently used is forgotten first, and starts
             with a full burst when it comes back.
-        clock: Where time comes from.
+        clock: The source of time.
     """
 
     def __init__(
@@ -173,40 +174,43 @@ class RateLimitFilter(Filter):
         self._key = key
         self._max_keys = max_keys
         self._clock = clock or SystemClock()
-        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
-        """The tokens of each key, and when they were counted; those used last at the end."""
+        self._buckets: OrderedDict[Hashable, TokenBucket] = OrderedDict()
+        """By key; the most recently used last."""
 
     def __call__(self, event: Event) -> bool:
-        """Whether there is a token left for this event."""
+        """Return whether there is a token left for this event."""
         key = None
         if self._key is not None:
             key = self._key(event)
             if key is None:
                 return True
         now = self._clock.now()
-        tokens, counted = self._buckets.get(key, (self._burst, now))
-        tokens = min(self._burst, tokens + (now - counted) * self.max_per_second)
-        passed = tokens >= 1
-        self._buckets[key] = (tokens - 1 if passed else tokens, now)
-        self._buckets.move_to_end(key)
-        if len(self._buckets) > self._max_keys:
-            self._buckets.popitem(last=False)
-        return passed
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = TokenBucket(self.max_per_second, self._burst, now)
+            if len(self._buckets) > self._max_keys:
+                self._buckets.popitem(last=False)
+        else:
+            self._buckets.move_to_end(key)
+        if not bucket.allows(now):
+            return False
+        bucket.take(now)
+        return True
 
     def __repr__(self) -> str:
         return f"RateLimitFilter({self.max_per_second:g}/s{' by key' if self._key else ''})"
 
 
 def filter_name(predicate: FilterLike) -> str:
-    """A name for logs and receipts."""
+    """Return the name of a filter for logs and receipts."""
     if isinstance(predicate, Filter):
         return repr(predicate)
     return getattr(predicate, "__qualname__", type(predicate).__name__)
 
 
 async def passes(predicate: FilterLike, event: Event) -> bool:
-    """The filter's verdict, sync or async."""
-    verdict = predicate(event)
-    if inspect.isawaitable(verdict):
-        return bool(await verdict)
-    return bool(verdict)
+    """Return whether `event` passes a filter, sync or async."""
+    result = predicate(event)
+    if inspect.isawaitable(result):
+        return bool(await result)
+    return bool(result)

@@ -1,9 +1,8 @@
-"""What handlers ask for by annotation: found once, bound once, opened when it must be.
+"""Dependency injection: parameters of handlers are filled by annotation.
 
 `provide={Database: db, Mailer: open_mailer, Transaction: per_message(begin)}` maps types
-to values, to factories of things that live as long as the bus, and to factories of things
-that live for one message or one session. A factory may be a function, a generator, a class
-or return a context manager, and may itself ask for dependencies and for the `Context`.
+to values, or to factories per bus, per message or per session. A factory may be a function,
+a generator, a class or return a context manager, and may itself have dependencies.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast, final
 from weakref import WeakKeyDictionary
 
-from msgbus.bus.context import Context, Frame, context_of, current_frame
 from msgbus.errors import (
     BusNotStartedError,
     ConfigurationError,
@@ -31,37 +29,41 @@ from msgbus.handlers.signatures import (
     handler_name,
     read_dependencies,
 )
+from msgbus.messages.frame import BusHost, Frame, context_of, current_frame
+from msgbus.messages.message import Message
 from msgbus.runtime.resources import enter_any
 from msgbus.runtime.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from msgbus.handler_classes import HandlerClass
+    from msgbus.handlers.signatures import HandlerClass
     from msgbus.runtime.event_loop import Runtime
-    from msgbus.runtime.resources import Keeper
+    from msgbus.runtime.resources import Resources
 
 T_co = TypeVar("T_co", covariant=True)
 
 Call: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""A handler with everything bound: message in, awaitable out."""
+"""A handler with its dependencies bound: message in, awaitable out."""
 
 
 class Resolver(Protocol):
-    """The port for a dependency-injection container such as dishka or svcs."""
+    """Protocol for a dependency-injection container such as dishka or svcs."""
 
     def provides(self, wanted: type) -> bool:
-        """Whether the container can make this type."""
+        """Return whether the container can make this type."""
         ...
 
-    def open(
-        self, context: Context
-    ) -> AbstractAsyncContextManager[Callable[[type], Awaitable[Any]]]:
-        """A scope for one handling of one message; it gives a function from type to value."""
+    def open(self, context: Any) -> AbstractAsyncContextManager[Callable[[type], Awaitable[Any]]]:
+        """Open a scope for one handling of one message; it gives a function from type to value.
+
+        Args:
+            context: The `Context` of that handling.
+        """
         ...
 
 
 @final
-class per_message(Generic[T_co]):  # noqa: N801 (reads as a word in provide={...})
-    """A provider, or a handler class, made anew for each handling of a message."""
+class per_message(Generic[T_co]):  # noqa: N801 (reads as a function in provide={...})
+    """A provider or handler class that is instantiated for each handling of a message."""
 
     def __init__(self, factory: Callable[..., T_co]) -> None:
         self.factory = factory
@@ -69,7 +71,7 @@ class per_message(Generic[T_co]):  # noqa: N801 (reads as a word in provide={...
 
 @final
 class per_session:  # noqa: N801
-    """A provider made once for a session, at its first use, and left when it ends."""
+    """A provider that is opened once per session, at its first use, and closed at its end."""
 
     def __init__(self, factory: Callable[..., Any]) -> None:
         self.factory = factory
@@ -83,8 +85,8 @@ class Provider:
         "context_parameter",
         "dependencies",
         "factory",
+        "is_exhausted",
         "is_open",
-        "is_used_up",
         "scope",
         "value",
     )
@@ -92,8 +94,8 @@ class Provider:
     def __init__(self, wanted: type, given: object) -> None:
         self.value: Any = None
         self.is_open = False
-        self.is_used_up = False
-        """Whether it was opened, and cannot be opened again."""
+        self.is_exhausted = False
+        """Whether it was opened and cannot be opened again."""
         self.factory: Callable[..., Any] | None = None
         self.scope = "bus"
         self.context_parameter: str | None = None
@@ -115,8 +117,8 @@ class Provider:
             parameters = list(inspect.signature(factory).parameters.values())
         except (TypeError, ValueError):
             parameters = []
-        asked = [parameter for parameter in parameters if parameter.default is parameter.empty]
-        self.context_parameter, self.dependencies = read_dependencies(factory, asked, name)
+        required = [parameter for parameter in parameters if parameter.default is parameter.empty]
+        self.context_parameter, self.dependencies = read_dependencies(factory, required, name)
         if inspect.isasyncgenfunction(factory):
             factory = contextlib.asynccontextmanager(factory)
         elif inspect.isgeneratorfunction(factory):
@@ -125,16 +127,16 @@ class Provider:
 
 
 def _open_once(provider: Provider, given: object) -> object:
-    """A context manager that was given itself; one of a generator works only once."""
-    if provider.is_used_up:
+    """Return a context manager passed as a value; raise if it cannot be opened again."""
+    if provider.is_exhausted:
         name = cast("Any", given).gen.__name__
         message = (
-            f"{name}() was given to provide= already called, and can be opened only once: the bus "
-            f"cannot be started again. Give the function, {name}."
+            f"provide= has the context manager {name}(), which can be opened only once, so the "
+            f"bus cannot be started again. Pass the function itself: {name}."
         )
         raise ConfigurationError(message)
-    generator = getattr(given, "gen", None)  # of contextlib's own
-    provider.is_used_up = inspect.isasyncgen(generator) or inspect.isgenerator(generator)
+    generator = getattr(given, "gen", None)  # of contextlib
+    provider.is_exhausted = inspect.isasyncgen(generator) or inspect.isgenerator(generator)
     return given
 
 
@@ -155,13 +157,13 @@ def _is_unopened(wanted: type, given: object) -> bool:
 def _is_instance(given: object, wanted: type) -> bool:
     try:
         return isinstance(given, wanted)
-    except TypeError:  # a protocol that is not runtime-checkable: take the value as it is
+    except TypeError:  # a protocol that is not runtime-checkable
         return not (inspect.isroutine(given) or inspect.isclass(given))
 
 
 @final
 class Providers:
-    """All that a bus, or a session over its bus, can give to handlers."""
+    """The providers of a bus, or of a session and its bus."""
 
     def __init__(
         self,
@@ -171,13 +173,13 @@ class Providers:
         parent: Providers | None = None,
     ) -> None:
         self._own = {wanted: Provider(wanted, given) for wanted, given in (provide or {}).items()}
-        self._made: WeakKeyDictionary[HandlerClass, Any] = WeakKeyDictionary()
-        """The objects of handler classes that are made once."""
+        self._objects: WeakKeyDictionary[HandlerClass, Any] = WeakKeyDictionary()
+        """The single instances of handler classes."""
         self._parent = parent
         self.resolver: Resolver | None = parent.resolver if parent is not None else resolver
 
     def find(self, dependency: Dependency) -> Provider | None:
-        """The provider of what is asked for: by type, or by name where only that is known."""
+        """Find a provider by type, or by name if the annotation could not be resolved."""
         wanted = dependency.wanted
         if isinstance(wanted, str):
             short = wanted.rsplit(".", 1)[-1]
@@ -188,7 +190,7 @@ class Providers:
         return provider
 
     def resolves(self, dependency: Dependency) -> bool:
-        """Whether the user's container can make it."""
+        """Return whether the container of the user provides it."""
         return (
             self.resolver is not None
             and isinstance(dependency.wanted, type)
@@ -196,7 +198,7 @@ class Providers:
         )
 
     def faults(self, handler: str, dependencies: Sequence[Dependency]) -> list[Fault]:
-        """What a handler asks for and nobody gives, seen through factories of factories."""
+        """List the dependencies without a provider, factories of factories included."""
         return self._faults(handler, dependencies, ())
 
     def _faults(
@@ -208,30 +210,30 @@ class Providers:
             wanted = dependency.wanted_name
             if provider is None:
                 if not dependency.optional and not self.resolves(dependency):
-                    problem = f"asks for {dependency.parameter}: {wanted}, which nobody provides."
+                    problem = f"asks for {dependency.parameter}: {wanted}, which has no provider."
                     found.append(Fault(handler, problem, f"Pass provide={{{wanted}: ...}}."))
             elif provider in path:
-                problem = f"asks for {wanted}, whose factory asks for itself in the end."
-                found.append(Fault(handler, problem, "Break the circle of factories."))
+                problem = f"asks for {wanted}, whose factory depends on itself."
+                found.append(Fault(handler, problem, "Break the cycle of factories."))
             else:
                 found += self._faults(handler, provider.dependencies, (*path, provider))
         return found
 
-    async def open(self, runtime: Runtime, keeper: Keeper) -> None:
-        """Open everything that lives as long as the bus."""
+    async def open(self, runtime: Runtime, resources: Resources) -> None:
+        """Open all providers that live as long as the bus."""
         for provider in self._own.values():
             if provider.scope == "bus":
-                await self._open(provider, runtime, keeper)
+                await self._open(provider, runtime, resources)
 
     def forget(self) -> None:
-        """What was opened is closed again: the next `open` makes it anew, and so handlers."""
-        self._made.clear()
+        """Forget opened providers and handler instances; the next `open` makes new ones."""
+        self._objects.clear()
         for provider in self._own.values():
             if provider.factory is not None:
                 provider.is_open = False
                 provider.value = None
 
-    async def _open(self, provider: Provider, runtime: Runtime, keeper: Keeper) -> None:
+    async def _open(self, provider: Provider, runtime: Runtime, resources: Resources) -> None:
         if provider.is_open or provider.factory is None:
             return
         arguments: dict[str, Any] = {}
@@ -239,18 +241,18 @@ class Providers:
             inner = self.find(dependency)
             if inner is None:
                 continue
-            await self._open(inner, runtime, keeper)
+            await self._open(inner, runtime, resources)
             arguments[dependency.parameter] = inner.value
-        provider.value = await keeper.enter(
+        provider.value = await resources.enter(
             runtime, functools.partial(provider.factory, **arguments)
         )
         provider.is_open = True
 
-    def makes_once(self, source: HandlerClass) -> bool:
-        """Whether one object of a handler class is for all messages.
+    def is_singleton(self, source: HandlerClass) -> bool:
+        """Return whether one instance of a handler class handles all messages.
 
-        If not, it is made for each: it was registered `per_message`, or its constructor asks
-        for something that lives no longer than a message or session, such as the `Context`.
+        Not if it was registered `per_message`, or if its constructor asks for the `Context`
+        or for a dependency per message or session.
         """
         constructor = source.constructor
         if source.per_message or constructor.context_parameter is not None:
@@ -261,24 +263,27 @@ class Providers:
                 return False
         return True
 
-    def made(self, source: HandlerClass, name: str) -> Any:
-        """The one object of a handler class, for all types it handles; made if there is none.
+    def singleton(self, source: HandlerClass, name: str) -> Any:
+        """Return the one instance of a handler class for all types it handles.
 
         Raises:
-            MissingProviderError: Its constructor asks for something nobody provides.
-            BusNotStartedError: Its constructor asks for something that is not open yet.
+            MissingProviderError: Its constructor asks for a dependency without a provider.
+            BusNotStartedError: Its constructor asks for a dependency that is not open yet.
         """
-        if source not in self._made:
-            same = [made for one, made in self._made.items() if one.cls is source.cls]
-            needs = Needs(source.constructor, self, name)
-            self._made[source] = same[0] if same else source.cls(**needs.fixed)
-        return self._made[source]
+        if source not in self._objects:
+            same = [made for one, made in self._objects.items() if one.cls is source.cls]
+            plan = ArgumentPlan(source.constructor, self, name)
+            self._objects[source] = same[0] if same else source.cls(**plan.fixed)
+        return self._objects[source]
 
 
 def value_of(provider: Provider, handler: str) -> Any:
-    """The value of a provider that lives as long as the bus."""
+    """Return the value of a provider that lives as long as the bus."""
     if not provider.is_open:
-        message = f"{handler} asks for something that is opened at start; start the bus first."
+        message = (
+            f"{handler} asks for a dependency that is opened when the bus starts. "
+            f"Start the bus first: `async with bus:`."
+        )
         raise BusNotStartedError(message)
     return provider.value
 
@@ -286,18 +291,18 @@ def value_of(provider: Provider, handler: str) -> Any:
 def _missing(handler: str, dependency: Dependency) -> MissingProviderError:
     wanted = dependency.wanted_name
     return MissingProviderError(
-        f"{handler} asks for {dependency.parameter}: {wanted}, which nobody provides. "
+        f"{handler} asks for {dependency.parameter}: {wanted}, which has no provider. "
         f"Pass provide={{{wanted}: ...}} to the bus or the session."
     )
 
 
 @final
-class Needs:
-    """Where the arguments of a function come from: what is known now, and what is not yet.
+class ArgumentPlan:
+    """The sources of a function's arguments: values known now, and providers per message.
 
     Raises:
-        MissingProviderError: It asks for something nobody provides.
-        BusNotStartedError: It asks for something that is not open yet.
+        MissingProviderError: It asks for a dependency without a provider.
+        BusNotStartedError: It asks for a dependency that is not open yet.
     """
 
     __slots__ = ("context_parameter", "fixed", "resolved", "scoped")
@@ -323,29 +328,30 @@ class Needs:
 
 
 @final
-class _Handling:
-    """One handling of one message: what is made for it is made once, and left after it."""
+class _MessageScope:
+    """The dependencies of one handling of one message; each is opened at most once."""
 
-    __slots__ = ("_context", "_get", "_made", "_name", "_providers", "_stack")
+    __slots__ = ("_context", "_frame", "_get", "_name", "_objects", "_providers", "_stack")
 
     def __init__(
-        self, providers: Providers, stack: AsyncExitStack, context: Context, name: str
+        self, providers: Providers, stack: AsyncExitStack, frame: Frame, name: str
     ) -> None:
         self._providers = providers
         self._stack = stack
-        self._context = context
+        self._frame = frame
+        self._context = context_of(frame)
         self._name = name
-        self._made: dict[Provider, Any] = {}
+        self._objects: dict[Provider, Any] = {}
         self._get: Callable[[type], Awaitable[Any]] | None = None
 
-    async def arguments(self, needs: Needs) -> dict[str, Any]:
-        """The arguments of one function."""
-        arguments = dict(needs.fixed)
-        if needs.context_parameter is not None:
-            arguments[needs.context_parameter] = self._context
-        for parameter, provider in needs.scoped:
+    async def arguments(self, plan: ArgumentPlan) -> dict[str, Any]:
+        """Return the arguments of one function."""
+        arguments = dict(plan.fixed)
+        if plan.context_parameter is not None:
+            arguments[plan.context_parameter] = self._context
+        for parameter, provider in plan.scoped:
             arguments[parameter] = await self._value(provider)
-        for dependency in needs.resolved:
+        for dependency in plan.resolved:
             arguments[dependency.parameter] = await self._resolve(dependency.wanted)
         return arguments
 
@@ -358,9 +364,9 @@ class _Handling:
     async def _value(self, provider: Provider) -> Any:
         if provider.scope == "bus":
             return value_of(provider, self._name)
-        if provider not in self._made:
-            self._made[provider] = await self._make(provider)
-        return self._made[provider]
+        if provider not in self._objects:
+            self._objects[provider] = await self._make(provider)
+        return self._objects[provider]
 
     async def _make(self, provider: Provider) -> Any:
         arguments: dict[str, Any] = {}
@@ -374,14 +380,17 @@ class _Handling:
         make = functools.partial(cast("Callable[..., Any]", provider.factory), **arguments)
         if provider.scope == "message":
             return await enter_any(self._stack, make())
-        session = self._context.session
+        message: Message = self._frame.message
+        session_id = message.session_id
+        host: BusHost = self._frame.owner.host
+        session = None if session_id is None else host.session_host(session_id)
         if session is None:
-            message = (
-                f"{self._name} asks for something that lives per session, but "
-                f"{type(self._context.message).__name__} belongs to no live session. "
+            text = (
+                f"{self._name} asks for a per_session dependency, but "
+                f"{type(message).__name__} belongs to no live session. "
                 f"Send it through `async with bus.session() as s:`."
             )
-            raise SessionClosedError(message)
+            raise SessionClosedError(text)
         return await session.keep(provider, make)
 
 
@@ -396,42 +405,42 @@ def bind(
     threads: ThreadPool,
     is_wrapped: bool,
 ) -> Call:
-    """The handler as a function of the message alone, as direct as its needs allow.
+    """Bind the dependencies of a handler: return a function of the message alone.
 
     Args:
         handler: The handler.
-        signature: What it asks for.
-        providers: Where that comes from.
-        source: The class it is made of, if it is a handler class.
+        signature: Its parameters.
+        providers: The providers of its dependencies.
+        source: Its class, if a handler class was registered.
         name: The handler's name.
         inline: Whether a sync handler is called on the event loop.
-        threads: Where it is called otherwise.
-        is_wrapped: Whether middleware is around it, which may catch its error and go on.
+        threads: The thread pool that calls it otherwise.
+        is_wrapped: Whether middleware is around it, which may catch its error and retry.
 
     Raises:
-        MissingProviderError: It asks for something nobody provides.
-        BusNotStartedError: It asks for something that is not open yet.
+        MissingProviderError: It asks for a dependency without a provider.
+        BusNotStartedError: It asks for a dependency that is not open yet.
     """
 
     def awaitable(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
         return function if signature.is_async else _from_sync(function, threads, inline=inline)
 
-    needs = Needs(signature, providers, name)
-    if source is not None and not providers.makes_once(source):
-        return _with_scope(_new(source, providers, name, awaitable), needs, providers, name)
+    plan = ArgumentPlan(signature, providers, name)
+    if source is not None and not providers.is_singleton(source):
+        return _with_scope(_new(source, providers, name, awaitable), plan, providers, name)
     function = function_of(handler)
     if source is not None:
-        function = getattr(providers.made(source, name), source.method)
-    if needs.scoped or needs.resolved:
+        function = getattr(providers.singleton(source, name), source.method)
+    if plan.scoped or plan.resolved:
         call = awaitable(function)
 
-        async def ready(_: _Handling) -> Callable[..., Awaitable[Any]]:
+        async def ready(_: _MessageScope) -> Callable[..., Awaitable[Any]]:
             return call
 
-        return _with_scope(ready, needs, providers, name)
-    if needs.fixed:
-        function = functools.partial(function, **needs.fixed)
-    if needs.context_parameter is not None:
+        return _with_scope(ready, plan, providers, name)
+    if plan.fixed:
+        function = functools.partial(function, **plan.fixed)
+    if plan.context_parameter is not None:
         return _with_context(awaitable(function), signature, is_wrapped=is_wrapped)
     return awaitable(function)
 
@@ -457,11 +466,11 @@ def _with_context(
     get_frame = cast("Callable[[], Frame]", current_frame.get)
     parameter = cast("str", signature.context_parameter)
 
-    # If it fails, the whole frame is given up, and what it emitted with it.
+    # If it fails, the frame is discarded, with what it emitted.
     def call_by_name(message: Any) -> Awaitable[Any]:
         return call(message, **{parameter: context_of(get_frame())})
 
-    def call_by_place(message: Any) -> Awaitable[Any]:  # the common case, and cheaper
+    def call_by_position(message: Any) -> Awaitable[Any]:  # the common case, and cheaper
         return call(message, context_of(get_frame()))
 
     async def call_and_forget(message: Any) -> Any:
@@ -470,13 +479,13 @@ def _with_context(
         try:
             return await call(message, **{parameter: context})
         except BaseException:
-            # A middleware may try again: what this attempt emitted did not happen.
+            # A middleware may retry: discard what this attempt emitted.
             del context.emitted[before:]
             raise
 
     if is_wrapped:
         return call_and_forget
-    return call_by_place if signature.is_async and signature.is_context_second else call_by_name
+    return call_by_position if signature.is_async and signature.is_context_second else call_by_name
 
 
 def _new(
@@ -484,31 +493,33 @@ def _new(
     providers: Providers,
     name: str,
     awaitable: Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]],
-) -> Callable[[_Handling], Awaitable[Callable[..., Awaitable[Any]]]]:
-    """Make a handler of its class for one handling."""
-    needs = Needs(source.constructor, providers, name)
+) -> Callable[[_MessageScope], Awaitable[Callable[..., Awaitable[Any]]]]:
+    """Return a function that instantiates a handler class for one message."""
+    plan = ArgumentPlan(source.constructor, providers, name)
 
-    async def make(handling: _Handling) -> Callable[..., Awaitable[Any]]:
-        made = source.cls(**await handling.arguments(needs))
+    async def make(scope: _MessageScope) -> Callable[..., Awaitable[Any]]:
+        made = source.cls(**await scope.arguments(plan))
         return awaitable(getattr(made, source.method))
 
     return make
 
 
 def _with_scope(
-    get_call: Callable[[_Handling], Awaitable[Callable[..., Awaitable[Any]]]],
-    needs: Needs,
+    get_call: Callable[[_MessageScope], Awaitable[Callable[..., Awaitable[Any]]]],
+    plan: ArgumentPlan,
     providers: Providers,
     name: str,
 ) -> Call:
     async def call_in_scope(message: Any) -> Any:
-        context = context_of(cast("Frame", current_frame.get()))
+        frame = cast("Frame", current_frame.get())
+        context = context_of(frame)
         before = len(context.emitted)
         try:
             async with AsyncExitStack() as stack:
-                handling = _Handling(providers, stack, context, name)
-                call = await get_call(handling)
-                return await call(message, **await handling.arguments(needs))
+                scope = _MessageScope(providers, stack, frame, name)
+
+                call = await get_call(scope)
+                return await call(message, **await scope.arguments(plan))
         except BaseException:
             del context.emitted[before:]
             raise

@@ -1,11 +1,8 @@
-"""The observer port: how the journal's recording, tracing and `record(bus)` see a bus at work.
+"""Observers of a bus: the journal's recording and `record(bus)`.
 
-The bus tells its observers at fixed moments and is not changed by them. What happens around a
-handler is told by functions that each observer gives once, when the handler's chain is built,
-so a handler that nobody observes is called as if there were no port.
-
-The journal's recording and `record(bus)` are observers of a bus. Tracing is put among the
-middleware by the user, who chooses what is inside its spans; there it uses `observed`.
+Calls of handlers are observed by functions that each observer returns once, when the handler's
+chain is built, so a handler without observers has no extra cost. Tracing is a middleware, so
+that users choose what is inside its spans; it uses `observed`.
 """
 
 from __future__ import annotations
@@ -20,24 +17,22 @@ if TYPE_CHECKING:
     from msgbus.messages.receipts import PublishReceipt
 
 CallEnded: TypeAlias = Callable[[BaseException | None], Awaitable[None] | None]
-"""Called once when a call has ended, with its error if it failed or was cancelled. If it gives
-something to await, the handler's worker or caller waits for that; after a cancellation it must
-give `None`."""
+"""Called once when a call has ended, with its error if it failed or was cancelled. The handler's
+worker or caller awaits what it returns; after a cancellation it must return `None`."""
 
 CallBegan: TypeAlias = Callable[[Any], CallEnded | None]
-"""Called with the message, or the list of a batch handler, before it goes to the handler. Gives
-what is to be called at the end, or `None`. Both run in the task of the handler, where the
-current frame is that of the message."""
+"""Called with the message, or the list of a batch handler, before the handler is called. Returns
+what to call at the end, or `None`. Both run in the task of the handler, with its current frame."""
 
 
 class BusObserver:
-    """Base of observers, which a bus tells what it does. Override the methods you need.
+    """Base of observers of a bus: override the methods you need.
 
-    They are called on the bus's event loop. They must not raise.
+    They are called on the event loop of the bus, and must not raise.
     """
 
     only_watches: bool = False
-    """True for one that only uses `watch`: then publishes may take the fast path."""
+    """Whether only `watch` is used: then publishes may take the fast path."""
 
     def watch(
         self,
@@ -45,13 +40,13 @@ class BusObserver:
         scope: str | None,  # noqa: ARG002
         per: Literal["attempt", "message"],  # noqa: ARG002
     ) -> CallBegan | None:
-        """Give the function to call before each call of a handler; `None` for none.
+        """Return the function to call before each call of a handler; `None` for none.
 
-        Asked when the handler's chain is built, and again when the observers change.
+        Called when the handler's chain is built, and again when the observers change.
 
         Args:
             registration: The handler.
-            scope: The session that it belongs to; `None` for a handler of the bus.
+            scope: Its session; `None` for a handler of the bus.
             per: `"attempt"` for each attempt, inside of retries and outside of the timeout and
                 of the middleware per attempt; `"message"` for one message with all its
                 attempts, outside of everything.
@@ -61,54 +56,53 @@ class BusObserver:
     def failed(
         self, registration: Registration, scope: str | None, message: Message, error: BaseException
     ) -> None:
-        """Note that a handler is done with a message, and that it failed or was cancelled.
+        """Note that a handler failed on a message, or was cancelled, and no attempt follows.
 
-        This is final, whatever the end of the call was: what a handler has emitted may have been
-        refused afterwards. A handler whose own filter failed was never called. A failure after
-        which the journal tries again is not told here.
+        Also called if the call succeeded but an event it emitted was refused, and if the
+        handler's own filter failed. Failures that the journal retries are not reported.
         """
 
     def publishing(self, event: Event, *, is_due: bool = False) -> None:
-        """Note that an event is handed to the bus; `is_due` for one that was delayed."""
+        """Note that an event is about to be published; `is_due` for a delayed one."""
 
     def published(self, event: Event, receipt: PublishReceipt) -> None:
-        """Note what became of it; `receipt` may say that it was filtered or rejected."""
+        """Note the receipt of a publish, which may be filtered or rejected."""
 
     def not_published(self, event: Event, error: BaseException) -> None:
-        """Note that publishing it raised, or was cancelled."""
+        """Note that a publish raised or was cancelled."""
 
     def scheduled(self, event: Event) -> None:
-        """Note that the event is kept for later; `publishing` is told again when it is due."""
+        """Note that an event is delayed; `publishing` follows when it is due."""
 
     def enqueued(self, command: Command[Any]) -> None:
-        """Note that a command is kept in the journal."""
+        """Note that a command was enqueued in the journal."""
 
     def unscheduled(self, message_id: str) -> None:
-        """Note that a delayed event or an enqueued command was taken back."""
+        """Note that a delayed event or an enqueued command was cancelled."""
 
 
 @final
 class Observers:
     """All observers of one bus."""
 
-    __slots__ = ("_all", "told")
+    __slots__ = ("_all", "active")
 
     def __init__(self) -> None:
         self._all: tuple[BusObserver, ...] = ()
-        self.told: tuple[BusObserver, ...] = ()
-        """Those that do not only watch; mostly none."""
+        self.active: tuple[BusObserver, ...] = ()
+        """Observers that do not only watch; mostly none."""
 
     def add(self, observer: BusObserver) -> None:
-        """Tell one more; for `BusCore`, which builds the chains anew."""
+        """Add an observer; the caller rebuilds the chains."""
         self._set((*self._all, observer))
 
     def remove(self, observer: BusObserver) -> None:
-        """Tell one less; for `BusCore`, which builds the chains anew."""
+        """Remove an observer; the caller rebuilds the chains."""
         self._set(tuple(one for one in self._all if one is not observer))
 
     def _set(self, observers: tuple[BusObserver, ...]) -> None:
         self._all = observers
-        self.told = tuple(one for one in observers if not one.only_watches)
+        self.active = tuple(one for one in observers if not one.only_watches)
 
     def around(
         self,
@@ -117,7 +111,7 @@ class Observers:
         scope: str | None,
         per: Literal["attempt", "message"],
     ) -> Call:
-        """`call`, told to those who watch this handler."""
+        """Wrap `call` for the observers that watch this handler."""
         for observer in self._all:
             began = observer.watch(registration, scope, per)
             if began is not None:
@@ -128,42 +122,42 @@ class Observers:
         self, registration: Registration, scope: str | None, message: Message, error: BaseException
     ) -> None:
         """As `BusObserver.failed`."""
-        for observer in self.told:
+        for observer in self.active:
             observer.failed(registration, scope, message, error)
 
     def publishing(self, event: Event, *, is_due: bool = False) -> None:
         """As `BusObserver.publishing`."""
-        for observer in self.told:
+        for observer in self.active:
             observer.publishing(event, is_due=is_due)
 
     def published(self, event: Event, receipt: PublishReceipt) -> None:
         """As `BusObserver.published`."""
-        for observer in self.told:
+        for observer in self.active:
             observer.published(event, receipt)
 
     def not_published(self, event: Event, error: BaseException) -> None:
         """As `BusObserver.not_published`."""
-        for observer in self.told:
+        for observer in self.active:
             observer.not_published(event, error)
 
     def scheduled(self, event: Event) -> None:
         """As `BusObserver.scheduled`."""
-        for observer in self.told:
+        for observer in self.active:
             observer.scheduled(event)
 
     def enqueued(self, command: Command[Any]) -> None:
         """As `BusObserver.enqueued`."""
-        for observer in self.told:
+        for observer in self.active:
             observer.enqueued(command)
 
     def unscheduled(self, message_id: str) -> None:
         """As `BusObserver.unscheduled`."""
-        for observer in self.told:
+        for observer in self.active:
             observer.unscheduled(message_id)
 
 
 def observed(began: CallBegan, call: Call) -> Call:
-    """`call`, with the beginning and the end of each call told."""
+    """Wrap `call` so that the start and the end of each call are reported."""
 
     async def call_observed(message: Any) -> Any:
         ended = began(message)

@@ -1,4 +1,4 @@
-"""One handler and everything said about it, checked when it is registered."""
+"""Registrations: a handler with its message types and options, checked when registered."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from types import UnionType
 from typing import Any, Union, cast, final, get_args, get_origin
 
 from msgbus.errors import ConfigurationError, Fault, HandlerSignatureError
-from msgbus.handler_classes import HandlerClass
 from msgbus.handlers.config import QueueConfig
 from msgbus.handlers.filters import FilterLike, TypeFilter
 from msgbus.handlers.injection import per_message
-from msgbus.handlers.signatures import Signature, handler_name, narrowed, read_handler
+from msgbus.handlers.signatures import (
+    HandlerClass,
+    Signature,
+    annotated_subclass,
+    handler_name,
+    read_handler,
+)
 from msgbus.messages.message import Command, Event, Message, SystemEvent
 from msgbus.messages.topics.pattern import TopicPattern
 
@@ -21,11 +26,11 @@ from msgbus.messages.topics.pattern import TopicPattern
 @final
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True, weakref_slot=True)
 class Registration:
-    """One handler and everything said about it when it was registered."""
+    """One handler with its message types and options."""
 
     message_type: type[Message]
-    """The class it takes; of several, the nearest that all of them are below. For a handler
-    of topics, what its parameter is annotated with."""
+    """The class it handles; of several, their nearest common base. For a topic pattern, the
+    annotation of its parameter."""
     handler: Callable[..., Any]
     """The function, object or class that was registered."""
     name: str
@@ -38,17 +43,17 @@ class Registration:
     filter: FilterLike | None = None
     queue: QueueConfig | None = None
     named: bool = False
-    """Whether the user gave the name, rather than the function."""
+    """Whether the name was given with `name=`."""
     pattern: TopicPattern | None = None
-    """The topics it is registered for, if it is not for a class."""
+    """The topic pattern it is registered for, if not for a class."""
     several: tuple[type[Message], ...] = ()
-    """The classes it is registered for, if they are more than one."""
+    """The classes it is registered for, if more than one."""
     durable: bool | str | None = None
-    """Whether it goes on where it was after a restart, and under which name, if said."""
+    """Whether it continues at its cursor after a restart; a string is the subscription's name."""
     subscription: Mapping[str, Any] | None = None
-    """What was said of its place in the journal."""
+    """Options of its durable subscription."""
     source: HandlerClass | None = None
-    """How to make it, if it is a class."""
+    """How to instantiate it, if it is a class."""
 
     @property
     def is_command(self) -> bool:
@@ -57,26 +62,26 @@ class Registration:
 
     @property
     def classes(self) -> tuple[type[Message], ...]:
-        """The classes it takes, without those below them."""
+        """The classes it is registered for."""
         return self.several or (self.message_type,)
 
     @property
     def targets(self) -> tuple[type[Message] | TopicPattern, ...]:
-        """What it is registered for."""
+        """The classes or the pattern it is registered for."""
         return self.classes if self.pattern is None else (self.pattern,)
 
     @property
     def target_name(self) -> str:
-        """The same as text: the name of the class, or of each, or the pattern."""
+        """The class names or the pattern, as text."""
         if self.pattern is not None:
             return self.pattern.pattern
         return " | ".join(cls.__name__ for cls in self.classes)
 
-    def row(self, *, in_session: bool) -> tuple[str, str]:
-        """Under which handler and message type it is counted.
+    def stats_key(self, *, in_session: bool) -> tuple[str, str]:
+        """Return the handler name and message type under which it is counted.
 
-        Handlers of sessions are counted by function and class: names and topics may be made
-        for each session, and would pile up.
+        Handlers of sessions are counted by function and class: names and topics of each
+        session would be unbounded.
         """
         if in_session:
             classes = " | ".join(cls.__name__ for cls in self.classes)
@@ -85,7 +90,7 @@ class Registration:
 
     @property
     def target_key(self) -> str:
-        """The same as dead letters write it: the wire names, or `topic:` and the pattern."""
+        """The key of dead letters: the wire names, or `topic:` and the pattern."""
         if self.pattern is None:
             return " | ".join(cls.__wire__.name for cls in self.classes)
         return f"topic:{self.pattern.pattern}"
@@ -100,9 +105,7 @@ def make_registration(
     pattern: TopicPattern | None = None,
     **options: Any,
 ) -> Registration:
-    """Check a handler against what it is registered for, be it several classes.
-
-    A class is a handler that is yet to be made; inside `per_message`, for each message.
+    """Check a handler against its message types, and make its registration.
 
     Raises:
         HandlerSignatureError: It could never be called.
@@ -112,7 +115,7 @@ def make_registration(
     if is_per_message:
         handler = _class_per_message(cast("per_message[Any]", handler), classes[0])
     if pattern is not None:
-        classes = (narrowed(handler, classes[0], batch=batch),)
+        classes = (annotated_subclass(handler, classes[0], batch=batch),)
     try:
         signature = read_handler(handler, classes[0], batch=batch)
         for cls in classes[1:]:
@@ -143,56 +146,56 @@ def _class_per_message(given: per_message[Any], message_type: type[Message]) -> 
         name = handler_name(given.factory)
         text = (
             f"per_message({name}) is registered for {message_type.__name__}, and {name} is not a "
-            f"class. A function is called for each message anyway: register it as it is."
+            f"class. A function is called for each message anyway: register it without per_message."
         )
         raise HandlerSignatureError(text)
     return given.factory
 
 
-def refuse_function(decorator: str, example: str, *targets: object) -> None:
-    """Raise if a decorator was written without its parentheses, and so was given the handler.
+def refuse_bare_decorator(decorator: str, example: str, *targets: object) -> None:
+    """Raise if a decorator was written without parentheses.
 
     Raises:
-        ConfigurationError: It was.
+        ConfigurationError: A target is a function.
     """
     for target in targets:
         if isroutine(target):
             name = handler_name(target)
             message = (
-                f"@bus.{decorator} above {name} needs to know what for: write "
+                f"@bus.{decorator} above {name} names no message class: write "
                 f"@bus.{decorator}({example})."
             )
             raise ConfigurationError(message)
 
 
 def require_command_type(message_type: object) -> type[Message]:
-    """The class, if it is one of commands.
+    """Return a command class.
 
     Raises:
         ConfigurationError: It is not.
     """
     if not _is_class(message_type, Command):
-        shown = _shown(message_type)
+        shown = _type_text(message_type)
         message = f"{shown} is not a Command class; events are registered with bus.on(...)."
         raise ConfigurationError(message)
     return cast("type[Message]", message_type)
 
 
 def _common_base(classes: tuple[type[Message], ...]) -> type[Message]:
-    """The nearest class that all of them are, or are below."""
+    """Return the nearest common base."""
     first, *others = classes
     return next(base for base in first.__mro__ if all(issubclass(one, base) for one in others))
 
 
 def read_event_target(target: object) -> tuple[tuple[type[Event], ...], TopicPattern | None]:
-    """The event classes that a handler takes, and its topics if the target is a pattern.
+    """Return the event classes of a target, and its pattern if it is one.
 
-    Several classes are a union of them, or a tuple of classes and unions.
+    Several classes are a union, or a tuple of classes and unions.
 
     Raises:
-        ConfigurationError: There is none, or one is no event class; or there are more targets
-            beside a pattern.
-        InvalidTopicError: It is text, but no pattern of topics.
+        ConfigurationError: There is no class, one is not an event class, or a pattern is
+            combined with other targets.
+        InvalidTopicError: It is text, but not a topic pattern.
     """
     targets = cast("tuple[object, ...]", target) if isinstance(target, tuple) else (target,)
     if len(targets) == 1 and isinstance(targets[0], str):
@@ -209,13 +212,13 @@ def read_event_target(target: object) -> tuple[tuple[type[Event], ...], TopicPat
                 raise ConfigurationError(message)
             if not _is_class(cls, Event):
                 message = (
-                    f"{_shown(cls)} is not an Event class, nor a topic pattern such as "
+                    f"{_type_text(cls)} is not an Event class, nor a topic pattern such as "
                     f"'shop.**'; commands are registered with bus.handles(...)."
                 )
                 raise ConfigurationError(message)
             classes[cast("type[Event]", cls)] = None
     if not classes:
-        message = "Say which events the handler is for: bus.on(OrderPlaced)."
+        message = "No event class is given. Name at least one: bus.on(OrderPlaced)."
         raise ConfigurationError(message)
     return tuple(classes), None
 
@@ -223,9 +226,9 @@ def read_event_target(target: object) -> tuple[tuple[type[Event], ...], TopicPat
 def registration_faults(
     registrations: Iterable[Registration], *, names_are_written: bool
 ) -> list[Fault]:
-    """Handlers that can never be called, and message classes that share a wire name.
+    """List handlers that can never be called, and message classes that share a wire name.
 
-    Two classes of one name are no fault where the name is written nowhere.
+    A shared wire name is a fault only where names are written, as in a journal.
     """
     faults: list[Fault] = []
     types_by_name: dict[str, set[type[Message]]] = {}
@@ -256,7 +259,7 @@ def registration_faults(
                 Fault(
                     registration.name,
                     f"handles {registration.target_name}, but its own filter {predicate!r} "
-                    f"lets none through.",
+                    f"passes none of them.",
                     "Change the filter or the event class.",
                 )
             )
@@ -277,5 +280,5 @@ def _is_class(message_type: object, base: type) -> bool:
     return isinstance(message_type, type) and issubclass(message_type, base)
 
 
-def _shown(message_type: object) -> str:
+def _type_text(message_type: object) -> str:
     return str(getattr(message_type, "__name__", repr(message_type)))

@@ -1,9 +1,9 @@
-"""The ways to register a handler, shared by registry, bus and session."""
+"""Methods that register handlers, shared by registry, bus and session."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
@@ -13,45 +13,44 @@ from typing import (
     Generic,
     Literal,
     Protocol,
-    TypeAlias,
     TypedDict,
     TypeVar,
     cast,
     overload,
 )
 
-from typing_extensions import ParamSpec, Unpack
+from typing_extensions import Unpack
 
 from msgbus.errors import ConfigurationError
-from msgbus.handlers.injection import per_message
+from msgbus.handlers.decorators import (
+    CommandClass,
+    HandlesDecorator,
+    ObjectOf,
+    OnAnyDecorator,
+    OnAnyListDecorator,
+    OnDecorator,
+    OnListDecorator,
+)
 from msgbus.handlers.registration import (
     Registration,
     make_registration,
     read_event_target,
-    refuse_function,
+    refuse_bare_decorator,
     require_command_type,
 )
-from msgbus.messages.message import Command, CommandTypes, Event
+from msgbus.messages.message import Command, Event
 from msgbus.runtime.arguments import check_seconds, refuse_unknown
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from enum import IntEnum
 
     from msgbus.handlers.config import QueueConfig
     from msgbus.handlers.delivery import Delivery, Mode, Poison, StartAt
     from msgbus.handlers.filters import FilterLike
-    from msgbus.journal.records import AckLevel, Record
-    from msgbus.subscriptions.config import RetryTiers
 
-P = ParamSpec("P")
 C = TypeVar("C", bound=Command[Any])
-C_co = TypeVar("C_co", covariant=True)
 Reply = TypeVar("Reply")
-M_contra = TypeVar("M_contra", contravariant=True)
-M = TypeVar("M")
-Made = TypeVar("Made")
-Made_co = TypeVar("Made_co", covariant=True)
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 H = TypeVar("H", bound=Callable[..., Any])
 E = TypeVar("E", bound=Event)
@@ -68,15 +67,27 @@ class CommandOptions(TypedDict, total=False):
     timeout: float | None
 
 
+class RetryPolicy(Protocol):
+    """Retry policy of a durable handler."""
+
+    def delay(self, attempt: int, /) -> float:
+        """Return the seconds between the failed attempt number `attempt` and the next."""
+        ...
+
+    def allows(self, error: Exception, /) -> bool:
+        """Return whether another attempt may follow this error."""
+        ...
+
+
 class EventOptions(TypedDict, total=False):
-    """Keywords of `register_event_handler`, but for `batch`.
+    """Keywords of `register_event_handler`, except `batch`.
 
     Those from `mode` on are the fields of `SubscriptionConfig`.
     """
 
     name: str | None
     priority: int
-    concurrency: int
+    concurrency: int | None
     timeout: float | None
     filter: FilterLike | None
     queue: QueueConfig | None
@@ -89,12 +100,12 @@ class EventOptions(TypedDict, total=False):
     ack_timeout: float | None
     rate_limit: float | None
     burst: int
-    retry: RetryTiers
+    retry: RetryPolicy
     on_poison: Poison
     park_key: bool
     idempotent: bool
-    key: Callable[[Record], str | None] | None
-    require: AckLevel | None
+    key: Callable[[Any], str | None] | None
+    require: IntEnum | None
     lease_ttl: float
     flush_acks: int
     flush_interval: float
@@ -109,134 +120,8 @@ class EventOptions(TypedDict, total=False):
 EVENT_OPTIONS: Final = frozenset({*EventOptions.__annotations__, "batch"})
 
 
-class CommandClass(Protocol[C_co, Reply]):
-    """A class of commands, for type checkers: which it is, and what it replies with."""
-
-    def __command_types__(self) -> CommandTypes[C_co, Reply]:
-        """Never called."""
-        ...
-
-
-class _Made(Protocol[Made_co]):
-    """An object of a class, for type checkers: so a decorator of the class can give it back."""
-
-    if TYPE_CHECKING:
-
-        @property  # type: ignore[misc]
-        def __class__(self) -> type[Made_co]: ...  # type: ignore[override]
-
-
-class HasHandle(_Made[Made_co], Protocol[M_contra, T_co, Made_co]):
-    """An object whose method `handle` takes such messages, for type checkers."""
-
-    def handle(self, message: M_contra, /, *args: Any, **options: Any) -> T_co:
-        """Handle one message, or a list of them."""
-        ...
-
-
-class HasCall(_Made[Made_co], Protocol[M_contra, T_co, Made_co]):
-    """An object that is called with such messages, for type checkers."""
-
-    def __call__(self, message: M_contra, /, *args: Any, **options: Any) -> T_co:
-        """Handle one message, or a list of them."""
-        ...
-
-
-ClassOf: TypeAlias = type[HasHandle[M, T, Made]] | type[HasCall[M, T, Made]]
-"""A class of handlers, of such messages, with such a reply."""
-
-ObjectOf: TypeAlias = (
-    HasHandle[M, T, Any]
-    | ClassOf[M, T, Any]
-    | per_message[HasHandle[M, T, Any]]
-    | per_message[HasCall[M, T, Any]]
-)
-"""A handler that is not a function: an object with `handle`, or a class."""
-
-
-# In the decorators below, classes come second: type checkers report against the first or the
-# last form, and most handlers are functions.
-
-
-class HandlesDecorator(Protocol[C, Reply]):
-    """Takes a handler of such commands, sync or async, and gives it back unchanged."""
-
-    @overload
-    def __call__(
-        self, handler: Callable[Concatenate[C, P], Coroutine[Any, Any, Reply]], /
-    ) -> Callable[Concatenate[C, P], Coroutine[Any, Any, Reply]]: ...
-    @overload
-    def __call__(
-        self, handler: ClassOf[C, Reply | Coroutine[Any, Any, Reply], Made], /
-    ) -> type[Made]: ...
-    @overload
-    def __call__(
-        self, handler: Callable[Concatenate[C, P], Reply], /
-    ) -> Callable[Concatenate[C, P], Reply]: ...
-
-
-class OnDecorator(Protocol[E]):
-    """Takes a handler of such events and gives it back unchanged."""
-
-    @overload
-    def __call__(
-        self, handler: Callable[Concatenate[E, P], Coroutine[Any, Any, T]], /
-    ) -> Callable[Concatenate[E, P], Coroutine[Any, Any, T]]: ...
-    @overload
-    def __call__(self, handler: ClassOf[E, Any, Made], /) -> type[Made]: ...
-    @overload
-    def __call__(
-        self, handler: Callable[Concatenate[E, P], T], /
-    ) -> Callable[Concatenate[E, P], T]: ...
-
-
-class OnListDecorator(Protocol[E]):
-    """Takes a handler of lists of such events and gives it back unchanged."""
-
-    @overload
-    def __call__(
-        self, handler: Callable[Concatenate[list[E], P], Coroutine[Any, Any, T]], /
-    ) -> Callable[Concatenate[list[E], P], Coroutine[Any, Any, T]]: ...
-    @overload
-    def __call__(self, handler: ClassOf[list[E], Any, Made], /) -> type[Made]: ...
-    @overload
-    def __call__(
-        self, handler: Callable[Concatenate[list[E], P], T], /
-    ) -> Callable[Concatenate[list[E], P], T]: ...
-
-
-class OnAnyDecorator(Protocol):
-    """Takes a handler of any class of events and gives it back unchanged."""
-
-    @overload
-    def __call__(
-        self, handler: Callable[Concatenate[E, P], Coroutine[Any, Any, T]], /
-    ) -> Callable[Concatenate[E, P], Coroutine[Any, Any, T]]: ...
-    @overload
-    def __call__(self, handler: ClassOf[E, Any, Made], /) -> type[Made]: ...
-    @overload
-    def __call__(
-        self, handler: Callable[Concatenate[E, P], T], /
-    ) -> Callable[Concatenate[E, P], T]: ...
-
-
-class OnAnyListDecorator(Protocol):
-    """Takes a handler of lists of any class of events and gives it back unchanged."""
-
-    @overload
-    def __call__(
-        self, handler: Callable[Concatenate[list[E], P], Coroutine[Any, Any, T]], /
-    ) -> Callable[Concatenate[list[E], P], Coroutine[Any, Any, T]]: ...
-    @overload
-    def __call__(self, handler: ClassOf[list[E], Any, Made], /) -> type[Made]: ...
-    @overload
-    def __call__(
-        self, handler: Callable[Concatenate[list[E], P], T], /
-    ) -> Callable[Concatenate[list[E], P], T]: ...
-
-
-class Registrar(ABC, Generic[T_co]):
-    """Registration by call and by decorator; where it ends up is the subclass's business."""
+class RegistrationMethods(ABC, Generic[T_co]):
+    """Register handlers by call or decorator; subclasses store the registration."""
 
     @abstractmethod
     def _register(self, registration: Registration, *, replace: bool = False) -> T_co: ...
@@ -253,20 +138,20 @@ class Registrar(ABC, Generic[T_co]):
         inline: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Make `handler` the one handler of `command_type`.
+        """Register `handler` as the one handler of `command_type`.
 
         Args:
-            command_type: The command; subclasses without a handler of their own come too.
-            handler: Takes the message, and by annotation a `Context` and dependencies: a function,
-                an object with `handle` or `__call__`, or a class of such objects, which is made
-                of what its constructor asks for, at start or for each message.
+            command_type: The command class; includes subclasses without a handler of their own.
+            handler: A function, an object with `handle` or `__call__`, or a class of such
+                objects. It takes the message, and by annotation a `Context` and dependencies;
+                a class is instantiated at start, or for each message.
             name: Its name in logs and metrics; that of the function or class unless given.
-            replace: Take the place of an existing handler instead of raising.
-            inline: Call a sync handler on the event loop: for trivial ones only.
+            replace: Replace an existing handler instead of raising.
+            inline: Call a sync handler on the event loop, without a thread: for short ones only.
             timeout: Seconds that one attempt may take.
 
         Raises:
-            DuplicateHandlerError: There is one already.
+            DuplicateHandlerError: The command already has a handler.
             HandlerSignatureError: The handler could never be called.
         """
         _check_positive("timeout", timeout)
@@ -319,7 +204,7 @@ class Registrar(ABC, Generic[T_co]):
         *,
         name: str | None = None,
         priority: int = 0,
-        concurrency: int = 1,
+        concurrency: int | None = None,
         batch: bool = False,
         timeout: float | None = None,
         filter: FilterLike | None = None,
@@ -328,52 +213,55 @@ class Registrar(ABC, Generic[T_co]):
         durable: bool | str | None = None,
         **subscription: Any,
     ) -> T_co:
-        """Have `handler` called for every event of `event_type` and its subclasses.
+        """Register `handler` for every event of `event_type` and its subclasses.
 
-        `A | B` is one handler of both: one queue, in publish order, one name, one handle. An
+        `A | B` registers one handler for both: one queue, in publish order, and one name. An
         event that is of both is handled once.
 
-        For a topic pattern, such as `"shop.orders.*"`, it is called for every event that is
-        published under such a topic and is of the class its parameter is annotated with, but
-        never for a `SystemEvent`. A handler that is registered in two ways is called once for
-        each of them.
+        A topic pattern, such as `"shop.orders.*"`, registers it for every event published
+        under a matching topic that is of the class its parameter is annotated with, but never
+        for a `SystemEvent`. A handler that is registered twice is called once for each.
 
         Args:
-            event_type: The event class, several as `A | B`, or a pattern of topics.
-            handler: Takes the event, and by annotation a `Context` and dependencies: a function,
-                an object with `handle` or `__call__`, or a class of such objects.
+            event_type: The event class, several as `A | B`, or a topic pattern.
+            handler: A function, an object with `handle` or `__call__`, or a class of such
+                objects. It takes the event, and by annotation a `Context` and dependencies.
             name: Its name in logs and metrics; that of the function or class unless given.
-            priority: Higher runs first: lower handlers get an event once all higher ones
-                are done with it.
-            concurrency: How many events it may handle at once; 1 keeps publish order.
-            batch: Hand it lists of events instead of single ones.
-            timeout: Seconds that one attempt may take.
-            filter: Only events it lets through are handled.
-            queue: A queue of its own size and strategy.
-            inline: Call a sync handler on the event loop: for trivial ones only.
-            durable: On a bus with a journal: false to be called only for what is published
-                while the process lives, a name to go on under it whatever the function is
-                called. Named handlers are durable there unless this is false.
-            **subscription: How it reads the journal: `mode`, `delivery`, `start`,
+            priority: Higher runs first: a handler gets an event after all handlers of higher
+                priority are done with it.
+            concurrency: Events it may handle at once; 1, the default, keeps publish order. For
+                a durable handler the same as `max_in_flight`.
+            batch: Pass lists of events instead of single ones.
+            timeout: Seconds that one attempt may take. For a durable handler the same as
+                `ack_timeout`.
+            filter: Handle only events that pass this filter.
+            queue: Size and strategy of its queue.
+            inline: Call a sync handler on the event loop, without a thread: for short ones only.
+            durable: On a bus with a journal: false to handle only events that are published
+                while the process runs; a string is the name of its subscription. Named
+                handlers are durable there unless this is false.
+            **subscription: Options of its durable subscription: `mode`, `delivery`, `start`,
                 `max_in_flight`, `retry` and the other fields of `SubscriptionConfig`.
 
         Raises:
-            ConfigurationError: An option is not known, or its value cannot be.
+            ConfigurationError: An option is unknown, or its value is invalid.
             HandlerSignatureError: The handler could never be called.
-            DuplicateHandlerError: It is registered already, or the name is taken.
+            DuplicateHandlerError: It is registered already, or another handler has its name.
             InvalidTopicError: The pattern is not valid.
         """
         classes, pattern = read_event_target(event_type)
         refuse_unknown("A handler", subscription, EVENT_OPTIONS)
         _check_positive("timeout", timeout)
         _check_positive("concurrency", concurrency)
+        _refuse_both("concurrency", concurrency, "max_in_flight", subscription)
+        _refuse_both("timeout", timeout, "ack_timeout", subscription)
         registration = make_registration(
             classes,
             handler,
             pattern=pattern,
             name=name,
             priority=priority,
-            concurrency=concurrency,
+            concurrency=1 if concurrency is None else concurrency,
             batch=batch,
             timeout=timeout,
             filter=filter,
@@ -389,8 +277,8 @@ class Registrar(ABC, Generic[T_co]):
     def handles(
         self, command_type: CommandClass[C, Reply], **options: Unpack[CommandOptions]
     ) -> HandlesDecorator[C, Reply]:
-        """Decorator form of `register_command_handler`; function or class stay as they are."""
-        refuse_function("handles", "PlaceOrder", command_type)
+        """Return a decorator that calls `register_command_handler`; the handler is unchanged."""
+        refuse_bare_decorator("handles", "PlaceOrder", command_type)
 
         def decorate(handler: H) -> H:
             self.register_command_handler(command_type, handler, **options)
@@ -501,13 +389,12 @@ class Registrar(ABC, Generic[T_co]):
         **options: Unpack[EventOptions],
     ) -> OnAnyListDecorator: ...
     def on(self, *event_types: Any, **options: Any) -> Any:
-        """Decorator form of `register_event_handler`; function or class stay as they are.
+        """Return a decorator that calls `register_event_handler`; the handler is unchanged.
 
-        `on(A, B)` is the same as `on(A | B)`: one handler of both. Type checkers hold the
-        parameter of a handler against up to three classes; more, and those written as
-        `A | B`, are checked when the handler is registered.
+        `on(A, B)` is the same as `on(A | B)`: one handler of both. Type checkers check up to
+        three classes; more, and unions written as `A | B`, are checked at registration.
         """
-        refuse_function("on", "OrderPlaced", *event_types)
+        refuse_bare_decorator("on", "OrderPlaced", *event_types)
 
         def decorate(handler: H) -> H:
             self.register_event_handler(cast("Any", event_types), handler, **options)
@@ -520,4 +407,13 @@ def _check_positive(name: str, value: float | None) -> None:
     check_seconds(name, value)
     if value is not None and value <= 0:
         message = f"{name} must be above 0, not {value}."
+        raise ConfigurationError(message)
+
+
+def _refuse_both(name: str, value: object, durable_name: str, given: Mapping[str, Any]) -> None:
+    if value is not None and durable_name in given:
+        message = (
+            f"{name}={value!r} and {durable_name}={given[durable_name]!r} are the same option of "
+            f"a durable handler. Give one of them."
+        )
         raise ConfigurationError(message)

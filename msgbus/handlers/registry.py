@@ -1,4 +1,4 @@
-"""Who handles what: registrations in two scopes, the bus's and each session's."""
+"""The handler registry: registrations of the bus and of each session."""
 
 from __future__ import annotations
 
@@ -9,71 +9,71 @@ from typing import TYPE_CHECKING, Protocol, final
 
 from msgbus.errors import DuplicateHandlerError
 from msgbus.handlers.registration import Registration
-from msgbus.handlers.registration_methods import Registrar
-from msgbus.handlers.signatures import handler_name, is_lambda, place_of, source_of
+from msgbus.handlers.registration_methods import RegistrationMethods
+from msgbus.handlers.signatures import code_identity, handler_name, is_lambda, location_text
 from msgbus.messages.message import Message, SystemEvent, class_topic
 from msgbus.messages.topics.pattern import TopicPattern
 
 if TYPE_CHECKING:
-    from msgbus.routing.routes import Route
+    from msgbus.messages.topics.index import Route
 
 
 class IRegistry(Protocol):
-    """Where a bus keeps its handlers. Bring your own with `MessageBus(registry=...)`.
+    """Protocol of handler registries. Pass your own with `MessageBus(registry=...)`.
 
-    The bus caches what it learns here, so a registry must tell it of every change.
+    The bus caches lookups, so a registry must report every change to its watchers.
     """
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called after every change of content."""
+        """Call `changed` after every change."""
         ...
 
     def add(
         self, registration: Registration, session_id: str | None = None, *, replace: bool = False
     ) -> Registration:
-        """Take a registration, for one session or (`None`) for the bus.
+        """Add a registration to one session or (`None`) to the bus.
 
-        Gives it as it is kept: under another name if it had none of its own (a lambda).
+        Return it as stored: it may have got another name, as lambdas do.
         """
         ...
 
     def remove(self, registration: Registration, session_id: str | None = None) -> bool:
-        """Forget one registration; false if it was not there."""
+        """Remove one registration; return false if it was not there."""
         ...
 
     def drop_session(self, session_id: str) -> None:
-        """Forget everything of one session."""
+        """Remove all registrations of one session."""
         ...
 
     def command_handler(
         self, command_type: type[Message], session_id: str | None
     ) -> Registration | None:
-        """The one handler: the session's own if it has one, else the bus's."""
+        """Return the command's handler: that of the session, else that of the bus."""
         ...
 
     def event_handlers(
         self, event_type: type[Message], session_id: str | None, topic: str | None = None
     ) -> Sequence[Registration]:
-        """All handlers of the session and of the bus, highest priority first.
+        """Return the handlers of the session and of the bus, highest priority first.
 
-        Those of the class, and those whose pattern matches `topic`, or the class's own if
-        it is `None`. Patterns never match a `SystemEvent`.
+        Those of the class, and those whose pattern matches `topic`, by default the topic of
+        the class. Patterns never match a `SystemEvent`.
         """
         ...
 
     def registrations(self) -> Iterable[tuple[str | None, Registration]]:
-        """Everything, each with its session (`None` for the bus)."""
+        """Iterate over all registrations, each with its session (`None` for the bus)."""
         ...
 
 
 @final
-class _Topics:
-    """The handlers of one scope that are registered for topics."""
+class _TopicHandlers:
+    """The handlers of one scope that are registered for topic patterns."""
 
     __slots__ = ("_registrations", "_router", "_routes")
 
     def __init__(self) -> None:
-        # Not at the top: a bus without topics does without the router.
+        # Not at the top: a bus without topics does not import the router.
         from msgbus.messages.topics.router import PatternRouter
 
         self._router = PatternRouter()
@@ -105,9 +105,9 @@ class _Scope:
     def __init__(self) -> None:
         self.commands: dict[type[Message], Registration] = {}
         self.events: dict[type[Message] | TopicPattern, list[Registration]] = {}
-        self.topics: _Topics | None = None
+        self.topics: _TopicHandlers | None = None
         self.names: dict[str, list[Registration]] = {}
-        """Who has which name, by what they are registered for."""
+        """The registrations of each name."""
 
     def command(self, command_type: type[Message]) -> Registration | None:
         for cls in command_type.__mro__:
@@ -118,10 +118,10 @@ class _Scope:
 
     def event(self, event_type: type[Message], topic: str) -> list[Registration]:
         if issubclass(event_type, SystemEvent):
-            # Only who names a system event gets it: a handler of all events would
-            # otherwise hear about itself for ever.
+            # Only handlers of the exact class: a handler of all events would otherwise
+            # cause system events about itself without end.
             return self.events.get(event_type, [])
-        # Once each: a handler of several classes may be there for more than one.
+        # Deduplicated: a handler of several classes may match more than once.
         found = list(
             dict.fromkeys(one for cls in event_type.__mro__ for one in self.events.get(cls, ()))
         )
@@ -131,7 +131,7 @@ class _Scope:
         for target in registration.targets:
             self.events.setdefault(target, []).append(registration)
         if registration.pattern is not None:
-            self.topics = self.topics or _Topics()
+            self.topics = self.topics or _TopicHandlers()
             self.topics.add(registration, registration.pattern)
 
     def remove_event(self, registration: Registration) -> bool:
@@ -146,35 +146,35 @@ class _Scope:
             self.topics.remove(registration)
         return True
 
-    def free_name(self, registration: Registration, replaced: Registration | None) -> str:
-        """The name under which it can be told from all others here, `replaced` left aside.
+    def unique_name(self, registration: Registration, replaced: Registration | None) -> str:
+        """Return a name that no other registration has, except `replaced`.
 
         Raises:
-            DuplicateHandlerError: Its name is taken.
+            DuplicateHandlerError: Another handler has its name.
         """
         name = registration.name if registration.named else handler_name(registration.handler)
         number = 1
         while True:
-            tried = name if number == 1 else f"{name}#{number}"
-            others = [one for one in self.names.get(tried, ()) if one is not replaced]
+            candidate = name if number == 1 else f"{name}#{number}"
+            others = [one for one in self.names.get(candidate, ()) if one is not replaced]
             same = next((one for one in others if _share_a_target(one, registration)), None)
-            # All who share a name are alike, so that one of them speaks for all.
+            # All registrations of one name are alike: checking one is enough.
             other = same or next(iter(others), None)
             if other is None:
-                return tried
-            if not _are_alike(registration, other):
-                raise DuplicateHandlerError(_clash(registration, other))
+                return candidate
+            if not _may_share_name(registration, other):
+                raise DuplicateHandlerError(_name_conflict(registration, other))
             if same is None:
-                return tried
+                return candidate
             if registration.named:
-                raise DuplicateHandlerError(_clash(registration, same))
+                raise DuplicateHandlerError(_name_conflict(registration, same))
             number += 1
 
-    def give_name(self, registration: Registration) -> None:
+    def add_name(self, registration: Registration) -> None:
         self.names.setdefault(registration.name, []).append(registration)
 
-    def free(self, registration: Registration) -> None:
-        """Let others have its name."""
+    def release_name(self, registration: Registration) -> None:
+        """Release its name."""
         others = self.names[registration.name]
         others.remove(registration)
         if not others:
@@ -185,9 +185,9 @@ class _Scope:
         yield from dict.fromkeys(one for found in self.events.values() for one in found)
 
 
-def _are_alike(one: Registration, other: Registration) -> bool:
-    """Whether two may have one name: one function, functions of one place, or lambdas."""
-    if one.handler == other.handler or source_of(one.handler) == source_of(other.handler):
+def _may_share_name(one: Registration, other: Registration) -> bool:
+    """Return whether two may share a name: the same code, or lambdas."""
+    if one.handler == other.handler or code_identity(one.handler) == code_identity(other.handler):
         return True
     return not (one.named or other.named) and is_lambda(one.handler) and is_lambda(other.handler)
 
@@ -196,17 +196,17 @@ def _share_a_target(one: Registration, other: Registration) -> bool:
     return not set(one.targets).isdisjoint(other.targets)
 
 
-def _clash(registration: Registration, other: Registration) -> str:
+def _name_conflict(registration: Registration, other: Registration) -> str:
     return (
-        f"There is already a handler named {other.name!r} for {other.target_name} "
-        f"({place_of(other.handler)}), so this one for {registration.target_name} "
-        f"({place_of(registration.handler)}) needs another name: give one of them name=... . "
-        f"Dead letters, circuits, policies and metrics know a handler by its name."
+        f"Two handlers are named {other.name!r}: one for {other.target_name} "
+        f"({location_text(other.handler)}) and one for {registration.target_name} "
+        f"({location_text(registration.handler)}). Give one of them another name with name=. "
+        f"Dead letters, circuits, policies and metrics identify a handler by its name."
     )
 
 
-class HandlerRegistry(Registrar[Registration]):
-    """Handlers, collected by decorator or call, to be included in a bus.
+class HandlerRegistry(RegistrationMethods[Registration]):
+    """A collection of handlers, to be included in a bus.
 
     ```python
     handlers = HandlerRegistry()
@@ -217,8 +217,8 @@ class HandlerRegistry(Registrar[Registration]):
     bus = MessageBus(registries=[handlers])
     ```
 
-    Handlers added after `include` reach the bus too. The same class is the store that a
-    bus uses itself; it satisfies `IRegistry`.
+    Handlers added after `include` are added to the bus too. A bus keeps its own handlers in
+    one of these; it implements `IRegistry`.
     """
 
     def __init__(self) -> None:
@@ -230,58 +230,58 @@ class HandlerRegistry(Registrar[Registration]):
     def _register(self, registration: Registration, *, replace: bool = False) -> Registration:
         registration = self.add(registration, replace=replace)
         for follower in self._followers:
-            tell = follower()
-            if tell is not None:
-                tell(registration, replace=replace)
+            callback = follower()
+            if callback is not None:
+                callback(registration, replace=replace)
         return registration
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Have a bound method called after every change; it is held only weakly."""
+        """Call a bound method, held weakly, after every change."""
         self._watchers.append(weakref.WeakMethod(changed))
 
     def _changed(self) -> None:
         for watcher in self._watchers:
-            tell = watcher()
-            if tell is not None:
-                tell()
+            callback = watcher()
+            if callback is not None:
+                callback()
 
-    def follow(self, tell: Callable[..., object]) -> None:
-        """Have a bound method told of every later registration."""
-        self._followers.append(weakref.WeakMethod(tell))
+    def follow(self, callback: Callable[..., object]) -> None:
+        """Call a bound method, held weakly, with every later registration."""
+        self._followers.append(weakref.WeakMethod(callback))
 
     def add(
         self, registration: Registration, session_id: str | None = None, *, replace: bool = False
     ) -> Registration:
-        """Take a registration, for one session or (`None`) for the bus.
+        """Add a registration to one session or (`None`) to the bus.
 
-        Two handlers of one name are refused, unless it is one function, for several types.
-        Lambdas, and functions of one place in the code with other data (closures, bound
-        methods, objects, partials), get a number where they need one: `note#2`.
+        Two handlers of one name are refused, unless they run the same code. Lambdas, and the
+        same code with other data (closures, bound methods, objects, partials) for the same
+        type, get a number: `note#2`.
 
         Raises:
-            DuplicateHandlerError: The command has a handler, or the name is taken.
+            DuplicateHandlerError: The command has a handler, or another handler has its name.
         """
         scope = self._bus_scope if session_id is None else self._sessions.get(session_id)
         if scope is None:
             scope = self._sessions[str(session_id)] = _Scope()
         replaced = self._replaced(scope, registration, replace=replace)
-        name = scope.free_name(registration, replaced)
+        name = scope.unique_name(registration, replaced)
         if name != registration.name:
             registration = dataclasses.replace(registration, name=name)
         if replaced is not None:
-            scope.free(replaced)
+            scope.release_name(replaced)
         if registration.is_command:
             scope.commands[registration.message_type] = registration
         else:
             scope.add_event(registration)
-        scope.give_name(registration)
+        scope.add_name(registration)
         self._changed()
         return registration
 
     def _replaced(
         self, scope: _Scope, registration: Registration, *, replace: bool
     ) -> Registration | None:
-        """The command handler whose place it takes.
+        """Return the command handler that it replaces.
 
         Raises:
             DuplicateHandlerError: The command has a handler, or it handles this event already.
@@ -291,8 +291,8 @@ class HandlerRegistry(Registrar[Registration]):
             if existing is not None and not replace:
                 message = (
                     f"{registration.target_name} is already handled by {existing.name}, and a "
-                    f"command has exactly one handler. Pass replace=True to put "
-                    f"{registration.name} in its place."
+                    f"command has exactly one handler. Pass replace=True to replace it with "
+                    f"{registration.name}."
                 )
                 raise DuplicateHandlerError(message)
             return existing
@@ -308,7 +308,7 @@ class HandlerRegistry(Registrar[Registration]):
         return None
 
     def remove(self, registration: Registration, session_id: str | None = None) -> bool:
-        """Forget one registration; false if it was not there."""
+        """Remove one registration; return false if it was not there."""
         scope = self._bus_scope if session_id is None else self._sessions.get(session_id)
         if scope is None:
             return False
@@ -316,19 +316,19 @@ class HandlerRegistry(Registrar[Registration]):
             del scope.commands[registration.message_type]
         elif not scope.remove_event(registration):
             return False
-        scope.free(registration)
+        scope.release_name(registration)
         self._changed()
         return True
 
     def drop_session(self, session_id: str) -> None:
-        """Forget everything of one session."""
+        """Remove all registrations of one session."""
         if self._sessions.pop(session_id, None) is not None:
             self._changed()
 
     def command_handler(
         self, command_type: type[Message], session_id: str | None
     ) -> Registration | None:
-        """The one handler: the session's own if it has one, else the bus's."""
+        """Return the command's handler: that of the session, else that of the bus."""
         own = self._sessions.get(session_id) if session_id is not None else None
         found = own.command(command_type) if own is not None else None
         return found or self._bus_scope.command(command_type)
@@ -336,7 +336,7 @@ class HandlerRegistry(Registrar[Registration]):
     def event_handlers(
         self, event_type: type[Message], session_id: str | None, topic: str | None = None
     ) -> Sequence[Registration]:
-        """All handlers of the session and of the bus, highest priority first."""
+        """Return the handlers of the session and of the bus, highest priority first."""
         topic = topic or class_topic(event_type)
         own = self._sessions.get(session_id) if session_id is not None else None
         found = own.event(event_type, topic) if own is not None else []
@@ -344,7 +344,7 @@ class HandlerRegistry(Registrar[Registration]):
         return sorted(found, key=lambda registration: -registration.priority)
 
     def registrations(self) -> Iterator[tuple[str | None, Registration]]:
-        """Everything, each with its session (`None` for the bus)."""
+        """Iterate over all registrations, each with its session (`None` for the bus)."""
         for registration in self._bus_scope.all():
             yield None, registration
         for session_id, scope in list(self._sessions.items()):

@@ -1,4 +1,4 @@
-"""What a handler's parameters ask for, read once at registration and never per call."""
+"""Signatures of handlers, read once at registration."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Union, final, get_args, get_origin
+from functools import cached_property
+from typing import Annotated, Any, Final, Union, cast, final, get_args, get_origin
 
 from typing_extensions import is_protocol
 
-from msgbus.bus.context import Context
 from msgbus.errors import HandlerSignatureError
+from msgbus.messages.frame import HandlingContext
 from msgbus.messages.message import Event, Message
 
 _VARIADIC: Final = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
@@ -25,40 +26,40 @@ _POSITIONAL: Final = frozenset(
 @final
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """One parameter that is filled by annotation."""
+    """One parameter that is injected by annotation."""
 
     parameter: str
     wanted: Any
-    """The annotated type, or its name as text where it cannot be resolved yet."""
+    """The annotated type, or its name if it cannot be resolved yet."""
     optional: bool
     """Whether the parameter has a default or may be `None`."""
     has_default: bool
 
     @property
     def wanted_name(self) -> str:
-        """The annotation as a person would write it."""
+        """The annotation as text."""
         return self.wanted if isinstance(self.wanted, str) else type_name(self.wanted)
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How to call a handler, or to make one of its class."""
+    """How to call a handler, or to instantiate its class."""
 
     is_async: bool
     context_parameter: str | None
     dependencies: tuple[Dependency, ...]
     is_context_second: bool = False
-    """Whether the context can be given by place, right after the message."""
+    """Whether the context can be passed as second positional argument."""
 
 
 def type_name(wanted: Any) -> str:
-    """A readable name for a class or typing construct."""
+    """Return a readable name for a class or typing construct."""
     return wanted.__name__ if isinstance(wanted, type) else str(wanted)
 
 
 def handler_name(handler: Callable[..., Any]) -> str:
-    """What to call a handler in logs and errors."""
+    """Return the name of a handler for logs and errors."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     name = getattr(handler, "__qualname__", None) or type(handler).__qualname__
@@ -66,30 +67,27 @@ def handler_name(handler: Callable[..., Any]) -> str:
 
 
 def is_lambda(handler: Callable[..., Any]) -> bool:
-    """Whether it is a function that nobody gave a name."""
+    """Return whether it is a lambda."""
     return handler_name(handler) == "<lambda>"
 
 
 def method_of(handler_class: type) -> str | None:
-    """The method of a handler class that is called for a message, if it has one.
-
-    `__call__`, else `handle`: an object that can be called is called.
-    """
+    """Return the method that is called for a message: `__call__`, else `handle`, else none."""
     names = {name for base in handler_class.__mro__ for name in vars(base)}
     return next((name for name in ("__call__", "handle") if name in names), None)
 
 
 def function_of(handler: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a handler: itself, or the method `handle` of an object that has one."""
+    """Return the function of a handler: itself, or the method `handle` of an object."""
     if callable(handler):
         return handler
     method: Callable[..., Any] | None = getattr(handler, "handle", None)
     return method if callable(method) else handler
 
 
-def source_of(handler: Callable[..., Any]) -> object:
-    """The code that a handler runs, whatever data it has: equal for functions of one place."""
-    plain = _plain(handler)
+def code_identity(handler: Callable[..., Any]) -> object:
+    """Return a value that is equal for handlers that run the same code, whatever their data."""
+    plain = _unwrap(handler)
     code: object = getattr(plain, "__code__", None)
     owner = _class_of(handler)
     if owner is not None:
@@ -98,21 +96,21 @@ def source_of(handler: Callable[..., Any]) -> object:
 
 
 def location_of(handler: Callable[..., Any]) -> tuple[str, int | None]:
-    """The module and line where a handler's function, or the method of its class, is written."""
-    plain = _plain(handler)
+    """Return the module and line where a handler is defined."""
+    plain = _unwrap(handler)
     code = getattr(plain, "__code__", None)
     module = getattr(plain, "__module__", None) or "builtins"
     return module, None if code is None else code.co_firstlineno
 
 
-def place_of(handler: Callable[..., Any]) -> str:
-    """The same as text."""
+def location_text(handler: Callable[..., Any]) -> str:
+    """Return the location of a handler as text."""
     module, line = location_of(handler)
     return module if line is None else f"{module}, line {line}"
 
 
 def _class_of(handler: Callable[..., Any]) -> type | None:
-    """The class of a handler that is a class or an object of one; `None` for functions."""
+    """Return the class of a handler that is a class or an instance; `None` for functions."""
     while isinstance(handler, functools.partial):
         handler = handler.func
     if inspect.isroutine(handler):
@@ -120,8 +118,8 @@ def _class_of(handler: Callable[..., Any]) -> type | None:
     return handler if isinstance(handler, type) else type(handler)
 
 
-def _plain(function: Callable[..., Any]) -> Any:
-    """The function itself, without partials, wrappers and the object it is bound to."""
+def _unwrap(function: Callable[..., Any]) -> Any:
+    """Return the function without partials, wrappers and the object it is bound to."""
     while isinstance(function, functools.partial):
         function = function.func
     function = function_of(function)
@@ -133,7 +131,7 @@ def _plain(function: Callable[..., Any]) -> Any:
 
 
 def is_async_callable(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives something to await, seen through partials and wrappers."""
+    """Return whether calling it gives an awaitable, looking through partials and wrappers."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.iscoroutinefunction(inspect.unwrap(function)):
@@ -147,12 +145,12 @@ def is_async_callable(function: Callable[..., Any]) -> bool:
 def read_handler(
     handler: Callable[..., Any], message_type: type[Message], *, batch: bool
 ) -> Signature:
-    """Check that `handler` can take `message_type` and read what else it asks for.
+    """Check that `handler` accepts `message_type`, and read its dependencies.
 
     Raises:
-        HandlerSignatureError: It could never be called; the text says why.
+        HandlerSignatureError: It could never be called.
     """
-    function, name = _readable(handler, message_type)
+    function, name = _handler_function(handler, message_type)
     message, *others = _parameters(function, name, message_type)
     _check_message(message, _resolve(message, function), name, message_type, batch=batch)
     context, dependencies = read_dependencies(function, others, name)
@@ -161,21 +159,20 @@ def read_handler(
 
 
 def read_constructor(handler_class: type) -> Signature:
-    """What the constructor of a handler class asks for.
+    """Read the dependencies of the constructor of a handler class.
 
     Raises:
-        HandlerSignatureError: It could never be called; the text says why.
+        HandlerSignatureError: It could never be called.
     """
     name = handler_name(handler_class)
     if inspect.iscoroutinefunction(inspect.getattr_static(handler_class, "__init__")):
         text = (
-            f"{name}.__init__ is async, and Python awaits no constructor. Make it `def __init__`, "
-            f"and open what it needs in a factory that it asks for: provide={{Database: "
-            f"open_database}}."
+            f"{name}.__init__ is async, and Python cannot await a constructor. Make it `def "
+            f"__init__`, and open what it needs in a provider: provide={{Database: open_database}}."
         )
         raise HandlerSignatureError(text)
     if inspect.isabstract(handler_class) or is_protocol(handler_class):
-        text = f"{name} is abstract, so no handler can be made of it. Register a class below it."
+        text = f"{name} is abstract and cannot be instantiated. Register a concrete subclass."
         raise HandlerSignatureError(text)
     try:
         parameters = list(inspect.signature(handler_class).parameters.values())
@@ -185,15 +182,15 @@ def read_constructor(handler_class: type) -> Signature:
     return Signature(is_async=False, context_parameter=context, dependencies=dependencies)
 
 
-def narrowed(
+def annotated_subclass(
     handler: Callable[..., Any], message_type: type[Message], *, batch: bool
 ) -> type[Message]:
-    """The class that the handler's parameter is annotated with, if it is a subclass.
+    """Return the class that the handler's parameter is annotated with, if a subclass.
 
     Raises:
         HandlerSignatureError: It could never be called.
     """
-    function, name = _readable(handler, message_type)
+    function, name = _handler_function(handler, message_type)
     annotation = _resolve(_parameters(function, name, message_type)[0], function)
     if batch:
         (annotation,) = get_args(annotation) or (None,)
@@ -202,15 +199,15 @@ def narrowed(
     return message_type
 
 
-def taken(
+def annotated_classes(
     handler: Callable[..., Any], message_type: type[Message]
 ) -> tuple[tuple[type[Message], ...], bool]:
-    """The subclasses that the handler's parameter is annotated with, and whether as a list.
+    """Return the subclasses that the handler's parameter is annotated with, and whether as a list.
 
     Raises:
         HandlerSignatureError: It could never be called.
     """
-    function, name = _readable(handler, message_type)
+    function, name = _handler_function(handler, message_type)
     annotation = _resolve(_parameters(function, name, message_type)[0], function)
     origin = get_origin(annotation)
     is_list = isinstance(origin, type) and issubclass(list, origin)
@@ -224,13 +221,13 @@ def taken(
     return classes or (message_type,), is_list
 
 
-def _readable(
+def _handler_function(
     handler: Callable[..., Any], message_type: type[Message]
 ) -> tuple[Callable[..., Any], str]:
-    """The function whose parameters are a handler's, and what errors call it.
+    """Return the function to call for a message, and its name for errors.
 
     Raises:
-        HandlerSignatureError: There is none.
+        HandlerSignatureError: It cannot be called, or is a generator.
     """
     function = function_of(handler)
     name = handler_name(function)
@@ -249,12 +246,12 @@ def _readable(
 
 
 def _method(handler_class: type, message_type: type[Message]) -> tuple[Callable[..., Any], str]:
-    """The method of a handler class, without its first parameter, before there is an object."""
+    """Return the method of a handler class without `self`, and its name for errors."""
     name = handler_name(handler_class)
     method = method_of(handler_class)
     if method is None:
         text = (
-            f"{name} is a class with neither `handle` nor `__call__`, so no object of it can "
+            f"{name} is a class with neither `handle` nor `__call__`, so it cannot "
             f"handle {message_type.__name__}. "
             f"Write: async def handle(self, message: {message_type.__name__})."
         )
@@ -273,7 +270,7 @@ def _parameters(
     try:
         parameters = list(inspect.signature(handler).parameters.values())
     except (TypeError, ValueError):
-        # Some builtins (list.append) tell nothing of their parameters: one is assumed.
+        # Some builtins (list.append) have no signature: one parameter is assumed.
         return [inspect.Parameter("message", inspect.Parameter.POSITIONAL_ONLY)]
     if not parameters or parameters[0].kind not in _POSITIONAL | {inspect.Parameter.VAR_POSITIONAL}:
         *owner, short = name.rsplit(".", 1)
@@ -286,7 +283,7 @@ def _parameters(
     if _is_unbound(handler, name, parameters):
         register = "subscribe" if issubclass(message_type, Event) else "register_command_handler"
         text = (
-            f"{name} is a method without its object: there is none yet when its class is written. "
+            f"{name} is an unbound method: while the class body runs, there is no object yet. "
             f"Register the method of an object, bus.{register}({message_type.__name__}, "
             f"obj.{name.rsplit('.', 1)[-1]}), or a class with a method `handle`."
         )
@@ -297,7 +294,7 @@ def _parameters(
 def _is_unbound(
     handler: Callable[..., Any], name: str, parameters: Sequence[inspect.Parameter]
 ) -> bool:
-    """Whether it is a function of a class body that wants to be given an object first."""
+    """Return whether it is a function of a class body that lacks its object."""
     first = parameters[0]
     return (
         inspect.isfunction(handler)
@@ -308,7 +305,7 @@ def _is_unbound(
 
 
 def _resolve(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
-    """The annotation as a type; as text if its names cannot be found."""
+    """Return the annotation as a type; as text if its names cannot be resolved."""
     annotation = parameter.annotation
     if isinstance(annotation, str):
         annotation = _evaluate(annotation, function)
@@ -320,7 +317,7 @@ def _resolve(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
 def _evaluate(text: str, function: Callable[..., Any]) -> Any:
     if inspect.isclass(function):
         function = inspect.getattr_static(function, "__init__")
-    plain = _plain(function)
+    plain = _unwrap(function)
     names = dict(getattr(plain, "__globals__", {}))
     cells = getattr(plain, "__closure__", None) or ()
     code = getattr(plain, "__code__", None)
@@ -401,19 +398,20 @@ def _text_fits(annotation: str, message_type: type[Message], *, batch: bool) -> 
 
 
 def _is_context(wanted: Any) -> bool:
-    """Whether it is `Context`, or `Context` of some bus; as text if it cannot be resolved."""
+    """Return whether it is `Context`, resolved or as text."""
     if isinstance(wanted, str):
         return wanted.split("[", 1)[0] in ("Context", "msgbus.Context")
-    return wanted is Context or get_origin(wanted) is Context
+    kind = get_origin(wanted) or wanted
+    return isinstance(kind, type) and issubclass(kind, HandlingContext)
 
 
 def read_dependencies(
     function: Callable[..., Any], parameters: list[inspect.Parameter], name: str
 ) -> tuple[str | None, tuple[Dependency, ...]]:
-    """The name of the context parameter, and the parameters to fill by annotation.
+    """Return the name of the context parameter, and the parameters to inject.
 
     Raises:
-        HandlerSignatureError: A parameter says neither what it is nor has a default.
+        HandlerSignatureError: A parameter has neither annotation nor default.
     """
     context: str | None = None
     dependencies: list[Dependency] = []
@@ -427,7 +425,7 @@ def read_dependencies(
                 continue
             text = (
                 f"{name} has a parameter {parameter.name!r} with neither annotation nor "
-                f"default, so nobody knows what to pass. Annotate it with Context or with "
+                f"default, so nothing can be injected. Annotate it with Context or with "
                 f"a type from provide={{...}}."
             )
             raise HandlerSignatureError(text)
@@ -442,3 +440,28 @@ def read_dependencies(
         optional = has_default or len(members) < len(_members(annotation))
         dependencies.append(Dependency(parameter.name, wanted, optional, has_default))
     return context, tuple(dependencies)
+
+
+@final
+class HandlerClass:
+    """A class that was registered as a handler.
+
+    Raises:
+        HandlerSignatureError: It cannot be instantiated.
+    """
+
+    def __init__(self, cls: type, *, per_message: bool) -> None:
+        self.cls: type[Any] = cls
+        self.method = cast("str", method_of(cls))
+        self.per_message = per_message
+        """Whether it is instantiated for each message, even if its dependencies live longer."""
+        read_constructor(cls)
+
+    @cached_property
+    def constructor(self) -> Signature:
+        """The signature of its constructor.
+
+        Read at the first use, not at registration: a decorator above, such as `@dataclass`,
+        may replace the constructor.
+        """
+        return read_constructor(self.cls)
