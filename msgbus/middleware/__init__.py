@@ -1,60 +1,31 @@
-"""Middleware: what wraps every handler call, one class per file."""
+"""Middleware: the chain around every handler, and one class per file.
+
+Names are imported at their first use. May import `handlers` and what is below it; the bus and
+what is above it may import this.
+"""
 
 from typing import TYPE_CHECKING
 
+from msgbus.runtime.lazy import lazy_names
+
 if TYPE_CHECKING:
-    from msgbus.middleware.chaos import ChaosCounts, ChaosError, ChaosMiddleware
-    from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
-    from msgbus.middleware.idempotency import IdempotencyMiddleware
-    from msgbus.middleware.logging import LoggingMiddleware
-    from msgbus.middleware.rate_limit import RateLimitMiddleware
-    from msgbus.middleware.timeout import TimeoutMiddleware
-    from msgbus.middleware.timing import Timing, TimingMiddleware
-    from msgbus.middleware.tracing import TracingMiddleware, current_trace_headers
-    from msgbus.middleware.validation import ValidationMiddleware
-
-__all__ = [
-    "ChaosCounts",
-    "ChaosError",
-    "ChaosMiddleware",
-    "ConcurrencyLimitMiddleware",
-    "IdempotencyMiddleware",
-    "LoggingMiddleware",
-    "RateLimitMiddleware",
-    "TimeoutMiddleware",
-    "Timing",
-    "TimingMiddleware",
-    "TracingMiddleware",
-    "ValidationMiddleware",
-    "current_trace_headers",
-]
-
-_MODULES = {
-    "ChaosCounts": "chaos",
-    "ChaosError": "chaos",
-    "ChaosMiddleware": "chaos",
-    "ConcurrencyLimitMiddleware": "concurrency",
-    "IdempotencyMiddleware": "idempotency",
-    "LoggingMiddleware": "logging",
-    "RateLimitMiddleware": "rate_limit",
-    "TimeoutMiddleware": "timeout",
-    "Timing": "timing",
-    "TimingMiddleware": "timing",
-    "TracingMiddleware": "tracing",
-    "ValidationMiddleware": "validation",
-    "current_trace_headers": "tracing",
-}
-
-if not TYPE_CHECKING:  # type checkers would accept every name, misspelt ones too
-    from importlib import import_module
-
-    def __getattr__(name: str) -> object:
-        # Only on first use: the bus imports this package for its chain, and most programs use
-        # few of these.
-        module = _MODULES.get(name)
-        if module is None:
-            message = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(message)
-        value: object = getattr(import_module(f"{__name__}.{module}"), name)
-        globals()[name] = value
-        return value
+    from msgbus.middleware.chaos import (
+        ChaosCounts as ChaosCounts,
+        ChaosError as ChaosError,
+        ChaosMiddleware as ChaosMiddleware,
+    )
+    from msgbus.middleware.concurrency import (
+        ConcurrencyLimitMiddleware as ConcurrencyLimitMiddleware,
+    )
+    from msgbus.middleware.idempotency import IdempotencyMiddleware as IdempotencyMiddleware
+    from msgbus.middleware.logging import LoggingMiddleware as LoggingMiddleware
+    from msgbus.middleware.rate_limit import RateLimitMiddleware as RateLimitMiddleware
+    from msgbus.middleware.timeout import TimeoutMiddleware as TimeoutMiddleware
+    from msgbus.middleware.timing import Timing as Timing, TimingMiddleware as TimingMiddleware
+    from msgbus.middleware.tracing import (
+        TracingMiddleware as TracingMiddleware,
+        current_trace_headers as current_trace_headers,
+    )
+    from msgbus.middleware.validation import ValidationMiddleware as ValidationMiddleware
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

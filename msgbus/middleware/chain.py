@@ -1,4 +1,4 @@
-"""The middleware chain: built once per handler out of closures, never per call."""
+"""The middleware chain: closures, built once per handler, never per call."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, final
 
-from msgbus.errors import ConfigurationError, Fault, MiddlewareError
+from msgbus.errors import ConfigurationError, Fault, HandlerTimeoutError, MiddlewareError
 from msgbus.handlers.signatures import handler_name, is_async_callable
 from msgbus.messages.message import Message, message_type_of
+from msgbus.runtime.clock import Clock
+from msgbus.runtime.event_loop import LATE
+from msgbus.runtime.timeouts import in_time
 
 CallNext: TypeAlias = Callable[[Any], Awaitable[Any]]
-"""What a middleware calls to go on: gives the raw value, raises the handler's exception."""
+"""Calls the rest of the chain: returns the raw value, raises the handler's exception."""
 
 Middleware: TypeAlias = Callable[[Any, CallNext], Awaitable[Any]]
 """Any callable `(message, call_next)`; with `batch = True` it also sees lists of events."""
@@ -23,7 +26,7 @@ Per: TypeAlias = Literal["attempt", "message"]
 @final
 @dataclass(frozen=True, slots=True)
 class MiddlewareEntry:
-    """A middleware and what it applies to."""
+    """A middleware and the messages it applies to."""
 
     middleware: Middleware
     types: tuple[type[Message], ...] | None
@@ -31,17 +34,17 @@ class MiddlewareEntry:
 
     @property
     def name(self) -> str:
-        """For errors and logs."""
+        """Its name in errors and logs."""
         return handler_name(self.middleware)
 
     @property
     def batch(self) -> bool | None:
-        """Whether it takes lists of events; `None` if it does not say."""
-        said = getattr(self.middleware, "batch", None)
-        return None if said is None else bool(said)
+        """Whether it takes lists of events; `None` if not declared."""
+        declared = getattr(self.middleware, "batch", None)
+        return None if declared is None else bool(declared)
 
     def may_apply_to(self, message_type: type[Message]) -> bool:
-        """Whether a handler of such messages can get one that it is for."""
+        """Whether a handler of `message_type` can receive a message that it applies to."""
         return self.types is None or any(
             issubclass(message_type, cls) or issubclass(cls, message_type) for cls in self.types
         )
@@ -52,7 +55,7 @@ def make_entry(
     types: type[Message] | Sequence[type[Message]] | None,
     per: Per,
 ) -> MiddlewareEntry:
-    """Check a middleware.
+    """Check a middleware and make its entry.
 
     Raises:
         ConfigurationError: It cannot be called with `(message, call_next)`.
@@ -82,7 +85,7 @@ def build_chain(
     handler: str,
     batch: bool = False,
 ) -> CallNext:
-    """`call` inside of all entries that can apply to it; the first listed is outermost."""
+    """Wrap `call` in all entries that can apply to it; the first listed is the outermost."""
     for entry in reversed(entries):
         if batch and not entry.batch:
             continue
@@ -90,7 +93,7 @@ def build_chain(
         if entry.types is None or issubclass(message_type, entry.types):
             call = wrapped
         elif any(issubclass(cls, message_type) for cls in entry.types):
-            # The handler takes a base class: which messages apply is known only per call.
+            # The handler takes a base class: which messages it applies to is known only per call.
             call = _choose(entry.types, wrapped, call)
     return call
 
@@ -98,14 +101,14 @@ def build_chain(
 def batch_faults(
     entries: Sequence[MiddlewareEntry], message_types: Sequence[type[Message]], *, handler: str
 ) -> list[Fault]:
-    """Middleware around a batch handler that does not say whether it takes lists."""
+    """Find middleware around a batch handler that does not declare whether it takes lists."""
     return [
         Fault(
             handler,
             f"takes lists of events, and the middleware {entry.name} does not "
-            f"say whether it does, so it would be left out.",
+            f"declare whether it does, so it would be skipped.",
             f"Set {entry.name}.batch = True if it takes a list as its message, or False to "
-            f"leave it out around batch handlers.",
+            f"skip it around batch handlers.",
         )
         for entry in entries
         if entry.batch is None and any(map(entry.may_apply_to, message_types))
@@ -115,7 +118,7 @@ def batch_faults(
 def _wrap(entry: MiddlewareEntry, call_next: CallNext, handler: str) -> CallNext:
     middleware = entry.middleware
     if is_async_callable(middleware):
-        # No coroutine of our own: the middleware's is awaited directly.
+        # No extra coroutine: the middleware's own is awaited directly.
         return lambda message: middleware(message, call_next)
 
     async def checked(message: Any) -> Any:
@@ -139,10 +142,37 @@ def _choose(types: tuple[type[Message], ...], wrapped: CallNext, plain: CallNext
 
 
 def not_awaited(handler: str, message: Any) -> MiddlewareError:
-    """The error for a chain whose value is a coroutine that nobody awaited."""
+    """Make the error for a chain whose value is a coroutine that was never awaited."""
     return MiddlewareError(
         f"The value of {handler} is a coroutine: a middleware returned call_next(message) "
         f"without awaiting it, or the handler an unawaited call. Write `await` before it.",
         handler=handler,
         message_type=message_type_of(message),
     )
+
+
+def with_timeout(call: CallNext, seconds: float, handler: str, clock: Clock) -> CallNext:
+    """Wrap `call` so that it is cancelled after `seconds`."""
+
+    async def call_within(message: Any) -> Any:
+        return await within(call, message, seconds, handler, clock)
+
+    return call_within
+
+
+async def within(call: CallNext, message: Any, seconds: float, handler: str, clock: Clock) -> Any:
+    """Call within a time limit.
+
+    Raises:
+        HandlerTimeoutError: It took longer, and was cancelled.
+    """
+    value = await in_time(_awaited(call(message)), seconds, clock)
+    if value is LATE:
+        raise HandlerTimeoutError(
+            handler=handler, message_type=message_type_of(message), seconds=seconds
+        )
+    return value
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

@@ -1,4 +1,4 @@
-"""Trouble on purpose, to see whether the policies hold."""
+"""Fault injection: random failures, delays and duplicate calls."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, Final, final
 from msgbus.errors import ConfigurationError
 from msgbus.messages.message import Message, message_type_of
 from msgbus.middleware.chain import CallNext
-from msgbus.middleware.delivery import clock_at_hand, current_handler, messages_in
+from msgbus.middleware.delivery import current_clock, current_handler, messages_in
 from msgbus.runtime.clock import Clock
 from msgbus.telemetry.logging import log
 
 
 class ChaosError(Exception):
-    """What `ChaosMiddleware` fails with unless told otherwise."""
+    """The failure that `ChaosMiddleware` injects unless `error=` is given."""
 
 
 @final
 @dataclass(slots=True)
 class ChaosCounts:
-    """What a `ChaosMiddleware` has done so far."""
+    """Faults that a `ChaosMiddleware` has injected so far."""
 
     calls: int = 0
-    """Calls it might have troubled."""
+    """Calls of the chosen types, with or without a fault."""
 
     failed: int = 0
     delayed: int = 0
@@ -34,21 +34,21 @@ class ChaosCounts:
 
 @final
 class ChaosMiddleware:
-    """Makes handlers fail, wait or run twice, at random, so that you can test your policies.
+    """Fault injection: make handlers fail, wait or run twice at random, to test policies.
 
-    The dice are seeded: the same seed and the same calls give the same trouble. Add it with
-    `per="attempt"`, as is the default: then each try has its own dice, and stands inside of
-    retry, breaker and timeout. A list for a batch handler is one call.
+    The random numbers are seeded: the same seed and the same calls give the same faults. Add it
+    with `per="attempt"`, the default: then faults are drawn for each attempt, inside of retry,
+    breaker and timeout. A list for a batch handler is one call.
 
     Args:
         fail: Share of calls that fail before the handler is called, from 0 to 1.
         delay: Share of calls that wait first.
-        duplicate: Share of calls whose handler runs twice; the second outcome counts.
-        seconds: How long a delay is.
+        duplicate: Share of calls whose handler runs twice; the second outcome is the result.
+        seconds: Length of a delay.
         error: Makes the error of a failure.
-        types: Trouble only messages of these classes; a list if one of its events is.
-        seed: Of the dice.
-        clock: Where delays come from; the bus's clock unless given.
+        types: Only messages of these classes; a list if one of its events is.
+        seed: Seed of the random numbers.
+        clock: Clock for delays; the bus's clock unless given.
 
     Raises:
         ConfigurationError: A share is not between 0 and 1, or `seconds` is negative.
@@ -81,37 +81,37 @@ class ChaosMiddleware:
         self._seconds = seconds
         self._error = error
         self._types = (types,) if isinstance(types, type) else tuple(types)
-        self._dice = random.Random(seed)
+        self._random = random.Random(seed)
         self._clock = clock
         self.counts = ChaosCounts()
 
     async def __call__(self, message: Any, call_next: CallNext) -> Any:
-        """Call on, with trouble if the dice say so."""
+        """Call the handler, with the faults drawn for this call."""
         if not any(isinstance(one, self._types) for one in messages_in(message)):
             return await call_next(message)
-        # All dice are thrown at every call: one share does not shift the trouble of another.
+        # All are drawn at every call, so that changing one share does not shift the other faults.
         delays, fails, duplicates = (
-            self._dice.random() < share for share in (self._delay, self._fail, self._duplicate)
+            self._random.random() < share for share in (self._delay, self._fail, self._duplicate)
         )
         self.counts.calls += 1
         if delays:
             self.counts.delayed += 1
-            self._say("delay", message)
-            await clock_at_hand(self._clock).sleep(self._seconds)
+            self._log("delay", message)
+            await current_clock(self._clock).sleep(self._seconds)
         if fails:
             self.counts.failed += 1
-            self._say("fail", message)
+            self._log("fail", message)
             raise self._error()
         if duplicates:
             self.counts.duplicated += 1
-            self._say("duplicate", message)
+            self._log("duplicate", message)
             await call_next(message)
         return await call_next(message)
 
-    def _say(self, trouble: str, message: Any) -> None:
+    def _log(self, fault: str, message: Any) -> None:
         log.warning(
             "chaos",
-            trouble=trouble,
+            fault=fault,
             handler=current_handler(),
             message_type=message_type_of(message).__name__,
         )

@@ -1,4 +1,4 @@
-"""So many messages at once, and the rest in line."""
+"""Limit on concurrent messages; excess messages wait in order."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any, Final, final
 
 import anyio
 
-from msgbus.bus.context import Frame, current_frame
 from msgbus.errors import ConfigurationError
+from msgbus.messages.frame import Frame, current_frame
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import KeyOf, messages_in, refuse_foreign_loop
 
 
 @final
-class _Room:
-    """The places of one key, those who have one and those who wait in line."""
+class _KeySlots:
+    """The slots of one key, the frames that hold one, and the messages that wait."""
 
-    __slots__ = ("_holders", "_places", "number", "users")
+    __slots__ = ("_holders", "_slots", "number", "users")
 
     def __init__(self, limit: int, number: int) -> None:
         self.number = number
         self.users = 0
-        self._places = anyio.Semaphore(limit, fast_acquire=True)
+        self._slots = anyio.Semaphore(limit, fast_acquire=True)
         self._holders: dict[Frame | None, anyio.Semaphore] = {}
 
-    async def enter(self, frame: Frame | None) -> anyio.Semaphore:
-        """Wait for a place; what is given back must be released in the end."""
+    async def acquire(self, frame: Frame | None) -> anyio.Semaphore:
+        """Wait for a slot; the semaphore returned must be released by the caller."""
         lender = self._lender_of(frame)
         if lender is None:
-            await self._places.acquire()
-            return self._places
+            await self._slots.acquire()
+            return self._slots
         try:
-            self._places.acquire_nowait()
-            return self._places
+            self._slots.acquire_nowait()
+            return self._slots
         except anyio.WouldBlock:
-            # A handler that waits for its own command needs no place meanwhile, and would
-            # wait for ever if it kept it. It lends it to one such command at a time.
+            # A handler that waits for its own command lends it its slot, one command at a
+            # time: otherwise both would wait for ever.
             await lender.acquire()
             return lender
 
@@ -49,34 +49,33 @@ class _Room:
         return None
 
     def hold(self, frame: Frame | None) -> bool:
-        """Let commands sent from `frame` borrow its place; whether that is new."""
+        """Let commands sent from `frame` borrow its slot; whether that is new."""
         if frame is None or frame in self._holders:
             return False
         self._holders[frame] = anyio.Semaphore(1, fast_acquire=True)
         return True
 
-    def let_go(self, frame: Frame | None) -> None:
-        """End what `hold` began."""
+    def release(self, frame: Frame | None) -> None:
+        """Undo `hold`."""
         del self._holders[frame]
 
 
 @final
 class ConcurrencyLimitMiddleware:
-    """Lets at most `limit` messages be handled at once; the rest waits in order of arrival.
+    """Limit the messages handled at once; excess messages wait in order of arrival.
 
-    One that is cancelled in line leaves it, and those behind it move up.
+    A message that is cancelled while it waits takes no slot.
 
-    A command that a handler sends and waits for may run on that handler's own place, one
-    at a time, so nested commands of one key never wait for each other. Handlers that nest
-    commands of *different* keys are like locks taken inside of locks: they must all do so
-    in one order.
+    A command that a handler sends and waits for may use that handler's slot, one command at
+    a time, so nested commands of one key never deadlock. Handlers that nest commands of
+    *different* keys are like nested locks: they must all nest them in the same order.
 
-    A list for a batch handler takes one place; with `key` one place of each of its keys.
+    A list for a batch handler takes one slot; with `key`, one slot of each of its keys.
 
     Args:
-        limit: Messages at once, in all or per key.
-        key: From a message to what it is counted under, `None` for no limit; all messages
-            are counted together unless given. A key is forgotten when nobody uses it.
+        limit: Messages at once, in total or per key.
+        key: Maps a message to the key it is counted under, `None` for no limit; all messages
+            are counted together unless given. A key is forgotten once it is unused.
 
     Raises:
         ConfigurationError: `limit` is below 1.
@@ -90,44 +89,44 @@ class ConcurrencyLimitMiddleware:
             raise ConfigurationError(message)
         self._limit = limit
         self._key = key
-        self._rooms: dict[Hashable, _Room] = {}
+        self._slots_by_key: dict[Hashable, _KeySlots] = {}
         self._numbers = count()
 
     async def __call__(self, message: Any, call_next: CallNext) -> Any:
-        """Call on, when there is a place for this message."""
+        """Call the handler once there is a slot for this message."""
         refuse_foreign_loop()
-        rooms = {key: self._join(key) for key in self._keys_of(message)}
+        by_key = {key: self._join(key) for key in self._keys_of(message)}
         frame = current_frame.get()
-        taken: list[anyio.Semaphore] = []
-        held: list[_Room] = []
+        acquired: list[anyio.Semaphore] = []
+        held: list[_KeySlots] = []
         try:
             # In one order for all, so that no two lists wait for each other.
-            for room in sorted(rooms.values(), key=lambda room: room.number):
-                taken.append(await room.enter(frame))
-                if room.hold(frame):
-                    held.append(room)
+            for slots in sorted(by_key.values(), key=lambda slots: slots.number):
+                acquired.append(await slots.acquire(frame))
+                if slots.hold(frame):
+                    held.append(slots)
             return await call_next(message)
         finally:
-            for room in held:
-                room.let_go(frame)
-            for places in taken:
-                places.release()
-            for key, room in rooms.items():
-                self._leave(key, room)
+            for slots in held:
+                slots.release(frame)
+            for semaphore in acquired:
+                semaphore.release()
+            for key, slots in by_key.items():
+                self._leave(key, slots)
 
     def _keys_of(self, handled: Any) -> set[Hashable]:
         if self._key is None:
             return {""}
         return {self._key(message) for message in messages_in(handled)} - {None}
 
-    def _join(self, key: Hashable) -> _Room:
-        room = self._rooms.get(key)
-        if room is None:
-            room = self._rooms[key] = _Room(self._limit, next(self._numbers))
-        room.users += 1
-        return room
+    def _join(self, key: Hashable) -> _KeySlots:
+        slots = self._slots_by_key.get(key)
+        if slots is None:
+            slots = self._slots_by_key[key] = _KeySlots(self._limit, next(self._numbers))
+        slots.users += 1
+        return slots
 
-    def _leave(self, key: Hashable, room: _Room) -> None:
-        room.users -= 1
-        if not room.users:
-            del self._rooms[key]
+    def _leave(self, key: Hashable, slots: _KeySlots) -> None:
+        slots.users -= 1
+        if not slots.users:
+            del self._slots_by_key[key]

@@ -1,4 +1,4 @@
-"""One log event for every outcome."""
+"""Logging of every outcome."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any, Final, Literal, final
 from pydantic import ValidationError
 
 from msgbus.errors import ConfigurationError, Refusal
-from msgbus.messages.message import first_message
+from msgbus.messages.message import first_message, ids_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import (
-    clock_at_hand,
     current_attempt,
+    current_clock,
     current_handler,
     messages_in,
 )
 from msgbus.runtime.clock import Clock
-from msgbus.telemetry.logging import ids_of, log
+from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact, redact_exception
 
 
 @final
 class LoggingMiddleware:
-    """Logs what became of every message, and never what is in it.
+    """Log the outcome of every message, never its payload.
 
     | Event | Level | When |
     |---|---|---|
     | `message_handled` | `level` | the handler succeeded |
-    | `message_cancelled` | `level` | its caller gave up, or the bus stopped |
+    | `message_cancelled` | `level` | its caller was cancelled, or the bus stopped |
     | `message_refused` | info | the handler raised a `Refusal` |
     | `message_failed` | warning | it raised anything else |
 
@@ -39,11 +39,11 @@ class LoggingMiddleware:
     event, and `count` says how many there are.
 
     Args:
-        level: How loud success is: `"debug"` or `"info"`.
-        clock: Where durations come from; the bus's clock unless given.
+        level: Level of a success: `"debug"` or `"info"`.
+        clock: Clock for durations; the bus's clock unless given.
 
     Raises:
-        ConfigurationError: There is no such level.
+        ConfigurationError: `level` is neither.
     """
 
     batch: Final = True
@@ -54,12 +54,12 @@ class LoggingMiddleware:
         if level not in ("debug", "info"):
             message = f"level must be 'debug' or 'info', not {level!r}."
             raise ConfigurationError(message)
-        self._quietly = log.debug if level == "debug" else log.info
+        self._log_success = log.debug if level == "debug" else log.info
         self._clock = clock
 
     async def __call__(self, message: Any, call_next: CallNext) -> Any:
-        """Call on, and log the outcome."""
-        now = clock_at_hand(self._clock).now
+        """Call the handler and log the outcome."""
+        now = current_clock(self._clock).now
         began = now()
         try:
             value = await call_next(message)
@@ -74,9 +74,9 @@ class LoggingMiddleware:
             )
             raise
         except BaseException:
-            self._quietly("message_cancelled", **_facts(message, now() - began))
+            self._log_success("message_cancelled", **_facts(message, now() - began))
             raise
-        self._quietly("message_handled", **_facts(message, now() - began))
+        self._log_success("message_handled", **_facts(message, now() - began))
         return value
 
 
@@ -97,7 +97,7 @@ def _facts(handled: Any, duration: float) -> dict[str, Any]:
 def _error_text(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return redact_exception(error)
-    # Its own text shows the values it was given, and they may be the message's.
+    # Its own text shows the input values, which may be the message's payload.
     faults = [
         f"{'.'.join(map(str, fault['loc'])) or 'the whole'} ({fault['type']})"
         for fault in error.errors(include_input=False, include_context=False, include_url=False)

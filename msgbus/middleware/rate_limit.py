@@ -1,121 +1,96 @@
-"""So many messages a second, and the rest in line."""
+"""Token-bucket rate limiting; excess messages wait in order."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping
 from typing import Any, Final, final
 
 import anyio
 
-from msgbus.bus.context import current_frame
 from msgbus.errors import ConfigurationError, HandlerTimeoutError
+from msgbus.messages.frame import current_frame
 from msgbus.messages.message import message_type_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import (
     KeyOf,
-    clock_at_hand,
+    current_clock,
     current_handler,
     messages_in,
     refuse_foreign_loop,
     require_above_zero,
 )
 from msgbus.runtime.clock import Clock
+from msgbus.runtime.token_bucket import TokenBucket
 
-# Seconds by which a token may be early. A clock that is told to move by exactly the time
-# still missing can stop one rounding error short of it, and would then not move at all.
+# Seconds by which a token may be early: a sleep of exactly the missing time can end one
+# rounding error short of it.
 _TOLERANCE: Final = 1e-6
 
 
 @final
-class _Turn:
-    """One who waits in line."""
+class _TokenQueue:
+    """The token bucket of one key, and the messages that wait for its tokens, in order.
 
-    __slots__ = ("cost", "is_first")
-
-    def __init__(self, cost: int) -> None:
-        self.cost = cost
-        self.is_first = anyio.Event()
-
-
-@final
-class _Bucket:
-    """The tokens of one key, and the line of those who wait for them.
-
-    Only the first in line watches the clock, so a place that is given up costs nobody time.
+    Only the first of them sleeps by the clock, so a cancelled one delays no other.
     """
 
-    __slots__ = ("_burst", "_filled_at", "_rate", "_tokens", "line")
+    __slots__ = ("_bucket", "_burst", "waiting")
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
-        self._rate = rate
+        self._bucket = TokenBucket(rate, burst, now)
         self._burst = burst
-        self._tokens = burst
-        self._filled_at = now
-        self.line: deque[_Turn] = deque()
-
-    def seconds_until(self, cost: float, now: float) -> float:
-        """How long until so many tokens are there; 0 or less if they are."""
-        grown = self._tokens + (now - self._filled_at) * self._rate
-        self._tokens = min(self._burst, grown)
-        self._filled_at = now
-        return (cost - self._tokens) / self._rate
+        self.waiting: dict[anyio.Event, int] = {}
+        """The event that wakes each as the first, and the tokens it needs."""
 
     def seconds_to_wait(self, cost: int, now: float) -> float:
-        """How long one who comes now would wait, if nobody leaves the line."""
-        ahead = sum(turn.cost for turn in self.line)
-        return self.seconds_until(ahead + min(cost, self._burst), now)
+        """Seconds that a new message would wait, unless one before it is cancelled."""
+        ahead = sum(self.waiting.values())
+        return self._bucket.wait(now, ahead + min(cost, self._burst))
 
     async def take(self, cost: int, clock: Clock) -> None:
-        """Take so many tokens, when it is one's turn and they are there.
-
-        One who takes more than the bucket holds waits until it is full and leaves a debt.
-        """
+        """Take tokens in order of arrival; above `burst`, from a full bucket, into debt."""
         enough = min(cost, self._burst)
-        if self.line or self.seconds_until(enough, clock.now()) > _TOLERANCE:
-            await self._queue_for(cost, enough, clock)
-        else:
-            self._tokens -= cost
-
-    async def _queue_for(self, cost: int, enough: float, clock: Clock) -> None:
-        turn = _Turn(cost)
-        self.line.append(turn)
+        now = clock.now()
+        if not self.waiting and self._bucket.wait(now, enough) <= _TOLERANCE:
+            self._bucket.take(now, cost)
+            return
+        is_first = anyio.Event()
+        self.waiting[is_first] = cost
         try:
-            if self.line[0] is not turn:
-                await turn.is_first.wait()
-            while (wait := self.seconds_until(enough, clock.now())) > _TOLERANCE:
+            if len(self.waiting) > 1:
+                await is_first.wait()
+            while (wait := self._bucket.wait(now := clock.now(), enough)) > _TOLERANCE:
                 await clock.sleep(wait)
-            self._tokens -= cost
+            self._bucket.take(now, cost)
         finally:
-            was_first = self.line[0] is turn
-            self.line.remove(turn)
-            if was_first and self.line:
-                self.line[0].is_first.set()
+            del self.waiting[is_first]
+            if self.waiting:
+                next(iter(self.waiting)).set()
 
 
 @final
 class RateLimitMiddleware:
-    """Lets messages through at `per_second`; the rest waits in order of arrival.
+    """Limit messages per second with a token bucket; excess messages wait in order of arrival.
 
-    A token bucket: `burst` messages may come at once after a quiet time. A message takes
-    its token before it is handled, and keeps it whatever the outcome. One that is cancelled
-    in line takes none, and those behind it move up. One that could only begin after the
-    deadline of its caller fails at once.
+    Up to `burst` messages may begin at once. A message takes its token before it is handled,
+    whatever the outcome. One that is cancelled while it waits takes none. One that could only
+    begin after its caller's deadline fails at once.
 
-    It counts calls of handlers: an event with three handlers takes three tokens, a retry
-    takes another. A list for a batch handler takes a token per event, of each event's key.
+    Calls of handlers are counted: an event with three handlers takes three tokens, and each
+    retry takes another. A list for a batch handler takes a token per event, by the event's key.
 
-    On a lane the wait holds up the lane, so a limit becomes back-pressure on publishers. To
-    refuse what is too much instead, see `RateLimitFilter`.
+    On a lane the wait blocks the lane, so the limit becomes back-pressure on publishers. To
+    drop excess events instead, see `RateLimitFilter`.
 
     Args:
-        per_second: Messages a second, in the long run.
+        per_second: Messages per second, in the long run.
         burst: Messages at once; one second's worth unless given, and at least 1.
-        key: From a message to what it is counted under, `None` for no limit; all messages
+        key: Maps a message to the key it is counted under, `None` for no limit; all messages
             are counted together unless given.
-        clock: Where time comes from; the bus's clock unless given.
-        max_keys: Keys to remember; the one used longest ago is forgotten first, and begins
-            with a full burst when it comes back. A key that somebody waits for is kept.
+        clock: Clock to use; the bus's clock unless given.
+        max_keys: Keys to remember; the least recently used is forgotten first, and starts
+            with a full burst when it returns. A key with waiting messages is kept.
 
     Raises:
         ConfigurationError: A number is too small.
@@ -142,20 +117,20 @@ class RateLimitMiddleware:
         self._key = key
         self._clock = clock
         self._max_keys = max_keys
-        self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
+        self._queues: OrderedDict[Hashable, _TokenQueue] = OrderedDict()
 
     async def __call__(self, message: Any, call_next: CallNext) -> Any:
-        """Call on, when it is this message's turn.
+        """Call the handler once there is a token.
 
         Raises:
-            HandlerTimeoutError: Its turn would come after the deadline of its caller.
+            HandlerTimeoutError: There would be none before the caller's deadline.
         """
         refuse_foreign_loop()
-        clock = clock_at_hand(self._clock)
+        clock = current_clock(self._clock)
         for key, cost in self._costs(message).items():
-            bucket = self._bucket(key, clock.now())
-            _check_deadline(bucket.seconds_to_wait(cost, clock.now()), message)
-            await bucket.take(cost, clock)
+            queue = self._queue(key, clock.now())
+            _check_deadline(queue.seconds_to_wait(cost, clock.now()), message)
+            await queue.take(cost, clock)
         return await call_next(message)
 
     def _costs(self, handled: Any) -> Mapping[Hashable, int]:
@@ -165,20 +140,20 @@ class RateLimitMiddleware:
         keys = [self._key(message) for message in messages]
         return Counter(key for key in keys if key is not None)
 
-    def _bucket(self, key: Hashable, now: float) -> _Bucket:
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            if len(self._buckets) >= self._max_keys:
+    def _queue(self, key: Hashable, now: float) -> _TokenQueue:
+        queue = self._queues.get(key)
+        if queue is None:
+            if len(self._queues) >= self._max_keys:
                 self._forget_one()
-            bucket = self._buckets[key] = _Bucket(self._rate, self._burst, now)
+            queue = self._queues[key] = _TokenQueue(self._rate, self._burst, now)
         else:
-            self._buckets.move_to_end(key)
-        return bucket
+            self._queues.move_to_end(key)
+        return queue
 
     def _forget_one(self) -> None:
-        for key, bucket in self._buckets.items():
-            if not bucket.line:
-                del self._buckets[key]
+        for key, queue in self._queues.items():
+            if not queue.waiting:
+                del self._queues[key]
                 return
 
 
@@ -186,7 +161,7 @@ def _check_deadline(wait: float, message: Any) -> None:
     frame = current_frame.get()
     if frame is None or frame.deadline is None:
         return
-    left = frame.deadline - frame.owner.bus.clock.now()
+    left = frame.deadline - frame.owner.host.clock.now()
     if wait > left + _TOLERANCE:
         error = HandlerTimeoutError(
             handler=current_handler(), message_type=message_type_of(message), seconds=max(left, 0.0)

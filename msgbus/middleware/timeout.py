@@ -1,26 +1,25 @@
-"""A limit on how long a call may take."""
+"""Timeouts of handler calls."""
 
 from __future__ import annotations
 
 from typing import Any, Final, final
 
-from msgbus.middleware.chain import CallNext
-from msgbus.middleware.delivery import clock_at_hand, current_handler, require_above_zero
+from msgbus.middleware.chain import CallNext, within
+from msgbus.middleware.delivery import current_clock, current_handler, require_above_zero
 from msgbus.runtime.clock import Clock
-from msgbus.runtime.timeouts import within
 
 
 @final
 class TimeoutMiddleware:
-    """Cancels what stands inside of it after `seconds`, and fails the message.
+    """Cancel the rest of the chain after `seconds` and fail with `HandlerTimeoutError`.
 
-    The failure is a `HandlerTimeoutError`. A batch handler has `seconds` for the whole
-    list. Added with `per="message"` the limit covers all retries together. A sync handler
-    runs on in its thread, as threads cannot be stopped; its value is thrown away.
+    A batch handler has `seconds` for the whole list. Added with `per="message"`, the limit
+    covers all attempts together. A sync handler runs on in its thread, as threads cannot be
+    stopped; its value is discarded.
 
     Args:
-        seconds: How long a call may take.
-        clock: Where time comes from; the bus's clock unless given.
+        seconds: Seconds that a call may take.
+        clock: Clock to use; the bus's clock unless given.
 
     Raises:
         ConfigurationError: `seconds` is not above 0.
@@ -34,10 +33,10 @@ class TimeoutMiddleware:
         self._clock = clock
 
     async def __call__(self, message: Any, call_next: CallNext) -> Any:
-        """The value, if it comes in time.
+        """Call the handler within the time limit.
 
         Raises:
-            HandlerTimeoutError: It did not.
+            HandlerTimeoutError: It took longer.
         """
-        clock = clock_at_hand(self._clock)
+        clock = current_clock(self._clock)
         return await within(call_next, message, self._seconds, current_handler(), clock)

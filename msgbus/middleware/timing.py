@@ -1,4 +1,4 @@
-"""How long messages of each type take."""
+"""Durations of handler calls by message type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, final
 from msgbus.errors import ConfigurationError
 from msgbus.messages.message import message_type_of
 from msgbus.middleware.chain import CallNext
-from msgbus.middleware.delivery import clock_at_hand, current_handler, require_above_zero
+from msgbus.middleware.delivery import current_clock, current_handler, require_above_zero
 from msgbus.runtime.clock import Clock
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -19,25 +19,25 @@ from msgbus.telemetry.stats import Durations, DurationStats
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing(DurationStats):
-    """The durations of one message type at one moment: `count`, `seconds`, `p50` ..."""
+    """Snapshot of the durations of one message type: `count`, `seconds`, `p50` ..."""
 
     count: int
 
 
 @final
 class TimingMiddleware:
-    """Keeps the durations of all calls, by message type, whatever their outcome.
+    """Measure the duration of all calls by message type, whatever their outcome.
 
-    It measures what stands inside of it: list it last for the handler alone, first for the
-    other middleware too. A list for a batch handler is one call, kept under the type of
-    its first event.
+    It measures the rest of the chain: list it last for the handler alone, first to include
+    the other middleware. A list for a batch handler is one call, under the type of its first
+    event.
 
     Args:
         slow: Seconds from which a call is slow; needs `on_slow`.
         on_slow: Called with the message (or the list) and its seconds after each slow
             call. If it raises, that is logged as `slow_callback_failed`, and the
-            message's own outcome stays as it was.
-        clock: Where durations come from; the bus's clock unless given.
+            outcome of the message is unchanged.
+        clock: Clock for durations; the bus's clock unless given.
 
     Raises:
         ConfigurationError: Only one of `slow` and `on_slow` is given, or `slow` is not
@@ -55,7 +55,9 @@ class TimingMiddleware:
     ) -> None:
         require_above_zero("slow", slow)
         if (slow is None) is not (on_slow is None):
-            message = "slow= and on_slow= go together: a threshold, and what to call beyond it."
+            message = (
+                "slow= and on_slow= go together: a threshold, and the function to call above it."
+            )
             raise ConfigurationError(message)
         self._slow = slow
         self._on_slow = on_slow
@@ -63,13 +65,13 @@ class TimingMiddleware:
         self._durations: dict[str, Durations] = {}
 
     async def __call__(self, message: Any, call_next: CallNext) -> Any:
-        """Call on, and keep how long it took."""
-        now = clock_at_hand(self._clock).now
+        """Call the handler and measure the duration."""
+        now = current_clock(self._clock).now
         began = now()
         try:
             return await call_next(message)
         finally:
-            self._keep(message, now() - began)
+            self._record(message, now() - began)
 
     def timings(self) -> Mapping[str, Timing]:
         """The durations so far, by the name of the message type. Safe from any thread."""
@@ -79,18 +81,16 @@ class TimingMiddleware:
             timings[name] = Timing(count=count, seconds=seconds, buckets=tuple(buckets))
         return timings
 
-    def _keep(self, message: Any, seconds: float) -> None:
+    def _record(self, message: Any, seconds: float) -> None:
         name = message_type_of(message).__name__
         durations = self._durations.get(name)
         if durations is None:
             durations = self._durations[name] = Durations()
-        durations.recent.append(seconds)
-        if len(durations.recent) >= Durations.FOLD_AT:
-            durations.fold()
+        durations.add(seconds)
         if self._slow is not None and seconds >= self._slow:
-            self._tell(message, seconds)
+            self._call_on_slow(message, seconds)
 
-    def _tell(self, message: Any, seconds: float) -> None:
+    def _call_on_slow(self, message: Any, seconds: float) -> None:
         assert self._on_slow is not None  # noqa: S101 (checked in the constructor)
         try:
             self._on_slow(message, seconds)

@@ -1,7 +1,7 @@
-"""Traces across messages: W3C trace context in headers, spans by OpenTelemetry.
+"""Tracing: W3C trace context in headers, spans by OpenTelemetry.
 
-The headers `traceparent` and `tracestate` flow from a message to those it causes like all
-headers do, with or without OpenTelemetry.
+The headers `traceparent` and `tracestate` are inherited by the messages that a message causes,
+as all headers are, with or without OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
-from msgbus.bus.context import Frame, current_context, current_frame
 from msgbus.errors import MissingExtraError, Refusal
 from msgbus.handlers.observers import CallEnded, observed
+from msgbus.messages.frame import Frame, context_of, current_frame
 from msgbus.messages.message import Message, message_type_of, metadata_of
 from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import current_handler, messages_in
@@ -34,8 +34,8 @@ _FORMAT: Final = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})"
     r"-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
 )
-# Asking OpenTelemetry for its provider takes longer than the bus takes for a command.
-_SECONDS_BETWEEN_LOOKS: Final = 1.0
+# Seconds. Asking OpenTelemetry for its provider takes longer than executing a command.
+_LOOKUP_INTERVAL: Final = 1.0
 
 
 @final
@@ -49,9 +49,9 @@ class TraceParent:
 
 
 def parse_traceparent(text: str | None) -> TraceParent | None:
-    """What a `traceparent` header says; `None` if it is missing or malformed.
+    """Parse a `traceparent` header; `None` if it is missing or malformed.
 
-    Versions to come are read as far as they are known, as the standard asks.
+    Later versions are read as version 00, as the standard asks.
     """
     match = None if text is None else _FORMAT.fullmatch(text)
     if match is None or match["version"] == "ff" or (match["version"] == "00" and match["more"]):
@@ -63,14 +63,14 @@ def parse_traceparent(text: str | None) -> TraceParent | None:
 
 
 def current_trace_headers() -> dict[str, str]:
-    """The current trace as headers, for what is sent from outside of handlers.
+    """The current trace as headers, to publish from outside of handlers.
 
-    `await bus.publish(event, headers=current_trace_headers())` makes the event a part of
-    the current OpenTelemetry span's trace. Without one, in a handler, these are the trace
-    headers of the message at hand, if valid: use them to call other services. Otherwise
-    there are none.
+    `await bus.publish(event, headers=current_trace_headers())` makes the event part of the
+    current OpenTelemetry span's trace. In a handler without a span, these are the trace
+    headers of the current message, if valid: use them to call other services. Otherwise
+    empty.
     """
-    # Where nobody has imported OpenTelemetry there can be no current span.
+    # If OpenTelemetry was never imported there is no current span.
     trace = sys.modules.get("opentelemetry.trace")
     if trace is not None:
         current: SpanContext = trace.get_current_span().get_span_context()
@@ -82,26 +82,26 @@ def current_trace_headers() -> dict[str, str]:
 
 @final
 class TracingMiddleware:
-    """Makes a span of every handling of a message, inside the trace it came from.
+    """Create an OpenTelemetry span for every handler call, in the trace of its message.
 
     The span `process <Type>` is a child of the one in the message's `traceparent` header,
     else of the current one. Messages that the handler sends carry the span they were sent
-    in, so their own spans become its children; the handled message keeps its headers. A
+    in, so their spans become its children; the handled message keeps its headers. A
     malformed header is ignored, and a new trace begins.
 
     A failure gives the span the status ERROR and an exception event, with secrets removed.
-    A `Refusal` does not: nothing broke, and `msgbus.refusal` names it. A cancelled span has
+    A `Refusal` is not an error: `msgbus.refusal` names it. A cancelled span has
     `msgbus.cancelled`.
 
-    A list for a batch handler is one span with a link to each event's trace; where all
-    events come from the same span, that is its parent.
+    A list for a batch handler is one span with a link to each event's trace; if all events
+    come from the same span, that is its parent.
 
-    Until a tracer provider is set, messages pass at next to no cost. One that is set while
-    the bus runs is noticed within a second.
+    Without a tracer provider the cost is next to nothing. One that is set while the bus runs
+    is noticed within a second.
 
     Args:
-        tracer_provider: Where spans go; OpenTelemetry's global provider unless given.
-        clock: When to look for a global provider again; the system's unless given.
+        tracer_provider: Provider of the tracer; OpenTelemetry's global one unless given.
+        clock: Clock for looking up the global provider again; the system's unless given.
 
     Raises:
         MissingExtraError: The package `opentelemetry-api` is not installed.
@@ -120,14 +120,14 @@ class TracingMiddleware:
         self._uses_global = tracer_provider is None
         self._tracer = None if tracer_provider is None else self._tracer_of(tracer_provider)
         self._now: Callable[[], float] = time.monotonic if clock is None else clock.now
-        self._next_look = float("-inf")
+        self._next_lookup = float("-inf")
 
     async def __call__(self, message: Any, call_next: CallNext) -> Any:
-        """Call on, inside a span."""
+        """Call the handler inside a span."""
         return await observed(self._began, call_next)(message)
 
     def _began(self, message: Any) -> CallEnded | None:
-        tracer = self._tracer or (self._look_for_tracer() if self._uses_global else None)
+        tracer = self._tracer or (self._find_tracer() if self._uses_global else None)
         if tracer is None:
             return None
         messages = messages_in(message)
@@ -139,9 +139,9 @@ class TracingMiddleware:
             attributes=_attributes(message),
             links=links,
         )
-        context = current_context()
-        if context is not None:
-            context.outgoing = self._outgoing(span.get_span_context(), messages)
+        frame = current_frame.get()
+        if frame is not None:
+            context_of(frame).outgoing = self._outgoing(span.get_span_context(), messages)
         current = self._trace.use_span(span, record_exception=False, set_status_on_exception=False)
         current.__enter__()
 
@@ -153,22 +153,22 @@ class TracingMiddleware:
         return ended
 
     def _tracer_of(self, provider: TracerProvider) -> Tracer | None:
-        """A tracer, unless it would do nothing."""
+        """The provider's tracer; `None` if it is a no-op."""
         trace = self._trace
         if isinstance(provider, trace.ProxyTracerProvider | trace.NoOpTracerProvider):
             return None
         tracer = provider.get_tracer("msgbus")
         return None if isinstance(tracer, trace.NoOpTracer) else tracer
 
-    def _look_for_tracer(self) -> Tracer | None:
+    def _find_tracer(self) -> Tracer | None:
         now = self._now()
-        if now >= self._next_look:
-            self._next_look = now + _SECONDS_BETWEEN_LOOKS
+        if now >= self._next_lookup:
+            self._next_lookup = now + _LOOKUP_INTERVAL
             self._tracer = self._tracer_of(self._trace.get_tracer_provider())
         return self._tracer
 
     def _origin(self, messages: Sequence[Message]) -> tuple[OtelContext | None, list[Link]]:
-        """The parent, where all messages have the same; and links, if there are several."""
+        """The parent, if all messages share it; and links, if there are several messages."""
         trace = self._trace
         origins = [self._span_context_in(message.headers) for message in messages]
         first = origins[0]
@@ -196,13 +196,13 @@ class TracingMiddleware:
     def _outgoing(
         self, own: SpanContext, messages: Sequence[Message]
     ) -> Callable[[], Mapping[str, str]]:
-        """The headers of what is sent while this span, or one inside of it, is current."""
+        """The headers of messages sent while this span, or one inside of it, is current."""
         replaces_state = any(TRACESTATE in message.headers for message in messages)
         get_current_span = self._trace.get_current_span
 
         def headers() -> Mapping[str, str]:
             current = get_current_span().get_span_context()
-            # A task that was started elsewhere may be inside a span of its own.
+            # A task that was started elsewhere may have a span of its own.
             chosen = current if current.trace_id == own.trace_id else own
             return _headers_of(chosen, keep_empty_state=replaces_state)
 
@@ -231,7 +231,7 @@ class TracingMiddleware:
 
 
 def _attributes(handled: Any) -> dict[str, str | int]:
-    """By OpenTelemetry's conventions for messaging."""
+    """Span attributes by OpenTelemetry's conventions for messaging."""
     messages = messages_in(handled)
     first = metadata_of(messages[0])
     wire = type(messages[0]).__wire__
@@ -254,7 +254,7 @@ def _attributes(handled: Any) -> dict[str, str | int]:
 def _headers_of(span: SpanContext, *, keep_empty_state: bool = False) -> dict[str, str]:
     headers = {TRACEPARENT: f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags:02x}"}
     state = span.trace_state.to_header()
-    # An empty one takes the place of one that would be inherited, and is valid.
+    # An empty one is valid, and replaces one that would be inherited.
     if state or keep_empty_state:
         headers[TRACESTATE] = state
     return headers
@@ -265,7 +265,7 @@ def _messages_of(frame: Frame) -> Sequence[Message]:
 
 
 def _headers_in(messages: Sequence[Message]) -> dict[str, str]:
-    """The trace headers that all messages share, if they are valid."""
+    """The trace headers that all messages share, if valid."""
     headers = messages[0].headers
     same = all(message.headers.get(TRACEPARENT) == headers.get(TRACEPARENT) for message in messages)
     if not same or parse_traceparent(headers.get(TRACEPARENT)) is None:

@@ -1,4 +1,4 @@
-"""A second look at messages that may have been built without one."""
+"""Validation of messages before they are handled."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from msgbus.middleware.chain import CallNext
 from msgbus.middleware.delivery import messages_in
 
 Check: TypeAlias = Callable[[Any], object]
-"""Takes a message and raises if it is wrong; may be async. What it returns is ignored."""
+"""Takes a message and raises if it is invalid; may be async. The return value is ignored."""
 
 
 @final
 class ValidationMiddleware:
-    """Validates every message once more before it is handled, then runs your own checks.
+    """Validate every message again before it is handled, then run your own checks.
 
-    pydantic checks a message when it is made, unless it is made by `model_construct` or
-    `model_copy(update=...)`, which check nothing. This fails such a message with pydantic's
-    `ValidationError` if its class would not have taken its fields as they are; `"5"` is no
-    `int` here, as nothing is converted: the handler gets the same object.
+    pydantic validates a message when it is made, but not one made by `model_construct` or
+    `model_copy(update=...)`. This fails such a message with pydantic's `ValidationError` if
+    its class would not accept its fields as they are; `"5"` is not an `int` here, as nothing
+    is converted: the handler gets the same object.
 
     Validators of the class run again, on values they have already seen. A nested model is
-    taken as valid if it is of the right class, unless that class says
+    valid if it is of the right class, unless that class has
     `revalidate_instances="always"`.
 
-    In a list for a batch handler every event is checked, and a wrong one fails the list;
-    the bus then hands over the events one by one, so that only the wrong ones are lost.
+    In a list for a batch handler every event is checked, and an invalid one fails the list;
+    the bus then delivers the events one by one, so that only the invalid ones fail.
 
     Args:
-        validators: Your checks, by message class; subclasses are checked too. All that
+        validators: Your checks by message class; subclasses are checked too. All that
             apply run, in the order given.
 
     Raises:
-        ConfigurationError: A key is no message class, or a value cannot be called.
+        ConfigurationError: A key is not a message class, or a value is not callable.
     """
 
     batch: Final = True
@@ -51,10 +51,10 @@ class ValidationMiddleware:
         self._by_type: dict[type[Message], tuple[Check, ...]] = {}
 
     async def __call__(self, message: Any, call_next: CallNext) -> Any:
-        """Call on, if the message is valid.
+        """Call the handler if the message is valid.
 
         Raises:
-            ValidationError: Its class would not have taken these values.
+            ValidationError: Its class does not accept these values.
         """
         for one in messages_in(message):
             _revalidate(one)
@@ -100,7 +100,7 @@ def _revalidate(message: Message) -> None:
 
 
 def _given(message: Message) -> dict[str, Any]:
-    """The values that somebody gave; a default is what its class says, and not checked."""
+    """The values that were given; defaults are not checked."""
     values: dict[str, Any] = dict(message.model_extra or {})
     for name, field in type(message).model_fields.items():
         if name in message.__dict__ and (name in message.model_fields_set or field.is_required()):
@@ -109,10 +109,10 @@ def _given(message: Message) -> dict[str, Any]:
 
 
 def _keeps_values(message_type: type[Message], given: dict[str, Any]) -> bool:
-    """Whether the class takes the values without converting any.
+    """Whether the class accepts the values without converting any.
 
-    Strictness alone would be too strict: with `use_enum_values` a field holds a plain value
-    that only the lax mode takes.
+    Strict mode alone is too strict: with `use_enum_values` a field holds a plain value that
+    only the lax mode accepts.
     """
     try:
         again = message_type.model_validate(given, by_alias=False, by_name=True)
@@ -125,7 +125,7 @@ def _keeps_values(message_type: type[Message], given: dict[str, Any]) -> bool:
 
 
 def _unbuilt(given: Any, again: Any, path: tuple[int | str, ...]) -> Iterator[InitErrorDetails]:
-    """Dictionaries that stand where a model should: the one thing strictness converts."""
+    """Find dicts in place of models: the one thing that strict mode converts."""
     if isinstance(again, BaseModel) and not isinstance(given, BaseModel):
         name = type(again).__name__
         yield {"type": "model_type", "loc": path, "input": given, "ctx": {"class_name": name}}
@@ -138,5 +138,5 @@ def _unbuilt(given: Any, again: Any, path: tuple[int | str, ...]) -> Iterator[In
             yield from _unbuilt(values[key], built[key], (*path, str(key)))
     elif isinstance(given, list | tuple) and isinstance(again, list | tuple):
         pairs = zip(cast("Sequence[Any]", given), cast("Sequence[Any]", again), strict=False)
-        for place, (one, built_one) in enumerate(pairs):
-            yield from _unbuilt(one, built_one, (*path, place))
+        for index, (one, built_one) in enumerate(pairs):
+            yield from _unbuilt(one, built_one, (*path, index))

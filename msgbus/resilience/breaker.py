@@ -1,4 +1,4 @@
-"""A circuit breaker: stop calling what fails, and find out gently whether it is back.
+"""Circuit breaker: stop calling a service that fails, and probe whether it is back.
 
 ```text
             failures reach the threshold
@@ -9,15 +9,14 @@
      └─────────────────────────────────── HALF_OPEN ─────────────┘
 ```
 
-While half open, at most `half_open_max` calls may probe at once. Each has a permit with an
-expiry; it is given back whether the call succeeds, fails, is ignored, times out or is
-cancelled, and one that never comes back expires. A call that began before the last change
-of state says nothing about the new one, so it is not counted.
+While half open, at most `half_open_max` calls may probe at once. Each has a permit, which is
+released when the call succeeds, fails, times out or is cancelled; a lost permit expires. A call
+that began before the last change of state is not counted.
 
-A probe may name its message. A message that fails as a probe goes on with its own retries while
-the circuit is open again, so that one bad message never costs more than one recovery time; and
-the open time grows only when many different messages have failed as probes. An error that does
-not count is an answer: it proves that the service is up, and is taken as a success.
+A probe may name its message. A message that fails as a probe continues its own retries while the
+circuit is open again, so that one bad message never costs more than one recovery time; the open
+time grows only after many different messages have failed as probes. An ignored error proves that
+the service is up, and counts as a success.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ import random
 import threading
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast, final, overload
 
@@ -36,7 +37,6 @@ import anyio
 from msgbus.errors import CircuitOpenError, Refusal
 from msgbus.messages.results import FailedResult
 from msgbus.resilience.config import CircuitBreakerConfig
-from msgbus.resilience.states import CircuitChange, CircuitState
 from msgbus.resilience.window import Streak, make_window
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import Runtime, current_runtime
@@ -50,9 +50,35 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+class CircuitState(Enum):
+    """State of a circuit: what it does with a call."""
+
+    CLOSED = "closed"
+    """Calls go through."""
+
+    HALF_OPEN = "half_open"
+    """A few calls go through as probes."""
+
+    OPEN = "open"
+    """Calls are refused."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CircuitChange:
+    """A change of a circuit's state."""
+
+    name: str
+    old: CircuitState
+    new: CircuitState
+    reason: str
+    retry_after: float
+    """Seconds until an open circuit lets a probe through; 0 otherwise."""
+
+
 @final
 class Permit:
-    """One call's leave to go through. End it exactly once; a second ending does nothing."""
+    """Permission for one call. End it once; ending it again does nothing."""
 
     __slots__ = ("_began", "_breaker", "_generation", "expires", "message_id")
 
@@ -72,11 +98,11 @@ class Permit:
 
     @property
     def breaker(self) -> CircuitBreaker | None:
-        """The breaker that gave it; `None` once it was given back."""
+        """The breaker that issued it; `None` once it has ended."""
         return self._breaker
 
     def success(self) -> None:
-        """The call succeeded; a slow one may count as failed all the same."""
+        """Record a success; a call slower than `slow_call` counts as a failure."""
         breaker = self._end()
         if breaker is None:
             return
@@ -89,7 +115,7 @@ class Permit:
         breaker.succeeded(self._generation)
 
     def failure(self, error: BaseException | None = None) -> None:
-        """The call failed; taken as a success if `error` is an answer of the callee."""
+        """Record a failure; counts as a success if `error` is ignored."""
         if self._breaker is not None and not self._breaker.counts(error):
             self.success()
             return
@@ -99,13 +125,13 @@ class Permit:
             breaker.failed(self._generation, reason, self.message_id)
 
     def release(self) -> None:
-        """The call ended in a way that says nothing: cancelled, or never begun."""
+        """Record nothing: the call was cancelled or never began."""
         self._end()
 
     def _end(self) -> CircuitBreaker | None:
         breaker, self._breaker = self._breaker, None
         if breaker is not None:
-            breaker.give_back(self)
+            breaker.return_permit(self)
         return breaker
 
 
@@ -114,26 +140,26 @@ _entered: Final[ContextVar[tuple[Permit, ...]]] = ContextVar("msgbus_permits", d
 
 @final
 class CircuitBreaker:
-    """Guards calls of one thing that may be down. Works alone and inside a bus.
+    """Circuit breaker around calls of one service. Works alone and inside a bus.
 
     ```python
     breaker = CircuitBreaker(CircuitBreakerConfig(failure_threshold=3), name="payments")
 
-    async with breaker:  # or `with breaker:` around code that does not wait
+    async with breaker:  # or `with breaker:` around sync code
         await charge(card)
 
     @breaker
     async def charge(card: str) -> None: ...
     ```
 
-    All methods are to be called from the thread of one event loop.
+    Call all methods from the thread of one event loop.
 
     Args:
         config: When it opens and closes.
-        name: For errors, logs and metrics.
-        clock: Where time comes from; only its monotonic time is used.
-        on_change: Told of every change of state.
-        chance: Gives numbers from 0 to 1, for the jitter.
+        name: Name in errors, logs and metrics.
+        clock: Clock to use; only its monotonic time is used.
+        on_change: Called with every change of state.
+        chance: Random numbers from 0 to 1, for the jitter.
     """
 
     def __init__(
@@ -152,49 +178,49 @@ class CircuitBreaker:
         self._chance = chance
         self._state = CircuitState.CLOSED
         self._window = make_window(self.config)
-        self._ignored = _Ignored(self.config)
+        self._is_ignored = _ignored_by(self.config)
         self._until = 0.0
         self._growths = 0
-        """How often the recovery time has grown since it was last closed."""
+        """Times that the recovery time has grown since it was last closed."""
         self._probe: str | None = None
-        """The message that was the last to fail as a probe."""
+        """Id of the message that last failed as a probe."""
         self._probes = 0
-        """Different messages in a row that failed as probes."""
+        """Different messages in a row that have failed as probes."""
         self._failures = 0
         """Failures that opened it."""
         self._permits: set[Permit] = set()
-        """Those of the calls that try while it is half open."""
+        """Permits of the probes in flight."""
         self._successes = 0
-        """Tries that succeeded while it is half open."""
+        """Probes that have succeeded."""
         self._waiting: dict[anyio.Event, Runtime] = {}
-        """Of those who wait for a change, one each, and its event loop."""
+        """One event per task that waits for a change, with its event loop."""
         self.is_closed = True
-        """The one thing that the hot path asks."""
+        """All that the hot path reads."""
         streak = self._window if isinstance(self._window, Streak) else None
         self.streak = streak if self.config.slow_call is None else None
-        """For the hot path, where a success in a closed circuit matters only after a failure;
-        `None` where every call has to be told."""
+        """For the hot path: a success in a closed circuit matters only after a failure. `None` if
+        every call must be recorded."""
         self.generation = 0
-        """Grows with every change of state."""
+        """Number of changes of state."""
 
     @property
     def state(self) -> CircuitState:
-        """What the next call would meet."""
+        """State that the next call would find."""
         if self._state is CircuitState.OPEN and self.clock.now() >= self._until:
             return CircuitState.HALF_OPEN
         return self._state
 
     @property
     def failures(self) -> int:
-        """Failures that count at the moment; unless it is closed, those that opened it."""
+        """Failures counted now; of an open circuit, those that opened it."""
         if not self.is_closed:
             return self._failures
-        self._window.let_go(self.clock.now())
+        self._window.expire(self.clock.now())
         return self._window.failures
 
     @property
     def retry_after(self) -> float:
-        """Seconds until a call may go through, as far as is known; 0 if one may now."""
+        """Seconds until a call may go through, as far as is known; 0 if now."""
         if self._state is CircuitState.OPEN:
             return max(self._until - self.clock.now(), 0.0)
         if self._state is CircuitState.HALF_OPEN and not self._has_permit():
@@ -204,14 +230,14 @@ class CircuitBreaker:
     # -- calls -------------------------------------------------------------------------------
 
     def acquire(self, message_id: str | None = None) -> Permit:
-        """Leave for one call, which must be ended whatever becomes of the call.
+        """Get a permit for one call; the caller must end it, whatever the outcome.
 
         Args:
             message_id: The message that the call is for, if it may be retried: a message that
-                failed as a probe goes on with its retries while the circuit is open.
+                failed as a probe continues its retries while the circuit is open.
 
         Raises:
-            CircuitOpenError: Not now; it says when to try again.
+            CircuitOpenError: The circuit is open; `retry_after` has the seconds to wait.
         """
         if self.is_closed:
             began = 0.0 if self.config.slow_call is None else self.clock.now()
@@ -220,8 +246,8 @@ class CircuitBreaker:
         if self._state is CircuitState.OPEN and now >= self._until:
             self._change(CircuitState.HALF_OPEN, "recovery time is over")
         is_probe = message_id is not None and message_id == self._probe
-        is_shut = self._state is CircuitState.OPEN and not is_probe
-        if is_shut or not self._has_permit():
+        is_refused = self._state is CircuitState.OPEN and not is_probe
+        if is_refused or not self._has_permit():
             raise CircuitOpenError(self.name, retry_after=self.retry_after)
         expires = now + self.config.permit_timeout
         permit = Permit(self, self.generation, now, expires, message_id)
@@ -229,7 +255,7 @@ class CircuitBreaker:
         return permit
 
     async def wait(self, message_id: str | None = None) -> Permit:
-        """Leave for one call, as soon as there is any; a cancelled wait leaves nothing behind."""
+        """Wait for a permit for one call. Safe to cancel."""
         while True:
             try:
                 return self.acquire(message_id)
@@ -252,13 +278,13 @@ class CircuitBreaker:
     @overload
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`function(*args, **kwargs)`, if the circuit lets it through.
+        """Call `function(*args, **kwargs)` through the circuit.
 
-        Await it if the function is async. A failed `CommandResult` counts as a failure, as an
-        exception does.
+        Await the result if the function is async. A failed `CommandResult` counts as a failure,
+        as an exception does.
 
         Raises:
-            CircuitOpenError: It does not; nothing was called.
+            CircuitOpenError: The circuit is open; nothing was called.
         """
         if inspect.iscoroutinefunction(function):
             return self._call_async(function, args, kwargs)
@@ -279,7 +305,7 @@ class CircuitBreaker:
         streak = self.streak
         if streak is None or not self.is_closed:
             return await _awaited(self.acquire(), function(*args, **kwargs))
-        # The same without a permit: a closed circuit has no end of them.
+        # Without a permit: a closed circuit does not limit calls.
         generation = self.generation
         try:
             value = await function(*args, **kwargs)
@@ -298,7 +324,7 @@ class CircuitBreaker:
     @overload
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]: ...
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function, sync or async: each call of it goes through the circuit."""
+        """Decorate a function, sync or async, so that its calls go through the circuit."""
         if inspect.iscoroutinefunction(function):
 
             @wraps(function)
@@ -327,12 +353,12 @@ class CircuitBreaker:
         if permits and permits[-1].breaker is self:
             permit: Permit | None = permits[-1]
             _entered.set(permits[:-1])
-        else:  # not left in the order in which they were entered
+        else:  # not exited in the order in which they were entered
             permit = next((one for one in reversed(permits) if one.breaker is self), None)
             _entered.set(tuple(one for one in permits if one is not permit))
         if permit is None:
-            # Entered in another task, as a test's fixture may do: the call is not told of,
-            # and its permit expires.
+            # Entered in another task, as a test fixture may do: the outcome is not recorded,
+            # and the permit expires.
             return
         _end(permit, error)
 
@@ -347,37 +373,37 @@ class CircuitBreaker:
     ) -> None:
         self.__exit__(kind, error, trace)
 
-    # -- by hand -----------------------------------------------------------------------------
+    # -- manual control ----------------------------------------------------------------------
 
     def force_open(self) -> None:
         """Refuse all calls until `reset`."""
         self._probe = None
         self._failures = self.failures
-        self._change(CircuitState.OPEN, "opened by hand", until=math.inf)
+        self._change(CircuitState.OPEN, "forced open", until=math.inf)
 
     def reset(self) -> None:
-        """Close it and forget all failures."""
+        """Close the circuit and forget all failures."""
         self._window.clear()
         if self._state is not CircuitState.CLOSED:
-            self._close("closed by hand")
+            self._close("reset")
 
     # -- outcomes ----------------------------------------------------------------------------
 
     def counts(self, error: BaseException | None) -> bool:
-        """Whether such an error says that the callee is down; otherwise it is an answer."""
-        return not isinstance(error, Exception) or not self._ignored(error)
+        """Whether an error counts as a failure of the service."""
+        return not isinstance(error, Exception) or not self._is_ignored(error)
 
     def ended(
         self, generation: int, error: BaseException | None, message_id: str | None = None
     ) -> None:
-        """A call that began in this generation has raised, which may be an answer."""
+        """Record that a call which began in `generation` has raised."""
         if self.counts(error):
             self.failed(generation, type(error).__name__, message_id)
         else:
             self.succeeded(generation)
 
     def succeeded(self, generation: int) -> None:
-        """A call that began in this generation has succeeded."""
+        """Record that a call which began in `generation` has succeeded."""
         if generation != self.generation:
             return
         if self.is_closed:
@@ -387,10 +413,10 @@ class CircuitBreaker:
             return
         self._successes += 1
         if self._successes >= self.config.half_open_max:
-            self._close("it works again")
+            self._close("probes succeeded")
 
     def failed(self, generation: int, reason: str, message_id: str | None = None) -> None:
-        """A call that began in this generation has failed."""
+        """Record that a call which began in `generation` has failed."""
         if generation != self.generation:
             return
         if self._state is CircuitState.CLOSED:
@@ -398,10 +424,10 @@ class CircuitBreaker:
             self._open_if_due(reason)
         elif self._state is CircuitState.HALF_OPEN:
             self._count_probe(message_id)
-            self._open(f"it fails still: {reason}" if reason else "it fails still")
+            self._open(f"a probe failed: {reason}" if reason else "a probe failed")
 
     def _count_probe(self, message_id: str | None) -> None:
-        """A probe failed: one more of an outage, unless it may be the message's own fault."""
+        """Count a failed probe; the same message twice is not a sign of an outage."""
         if message_id is None:
             self._growths += 1
         elif message_id != self._probe:
@@ -409,8 +435,8 @@ class CircuitBreaker:
             self._growths += self._probes > self.config.failure_threshold
         self._probe = message_id
 
-    def give_back(self, permit: Permit) -> None:
-        """A call has ended, in whatever way; another may try in its place."""
+    def return_permit(self, permit: Permit) -> None:
+        """Free a permit, so that another call may probe."""
         if self._permits and permit in self._permits:
             self._permits.discard(permit)
             self._wake()
@@ -447,7 +473,7 @@ class CircuitBreaker:
         if len(self._permits) < self.config.half_open_max:
             return True
         now = self.clock.now()
-        # Who lost a permit cannot give it back, and must not hold the circuit for good.
+        # A lost permit must not keep the circuit half open for ever.
         self._permits = {one for one in self._permits if one.expires > now}
         return len(self._permits) < self.config.half_open_max
 
@@ -463,7 +489,7 @@ class CircuitBreaker:
         if self.on_change is not None:
             try:
                 self.on_change(CircuitChange(self.name, old, new, reason, self.retry_after))
-            except Exception as error:  # a broken hook must not break the call it hears of
+            except Exception as error:  # a broken hook must not break the call
                 log.error(
                     "circuit_hook_failed",
                     circuit=self.name,
@@ -483,7 +509,7 @@ class CircuitBreaker:
 
 
 def _end(permit: Permit, error: BaseException | None) -> None:
-    """Tell the circuit how a call ended."""
+    """End a permit by the outcome of its call."""
     if error is None:
         permit.success()
     elif isinstance(error, Exception):
@@ -509,32 +535,27 @@ async def _awaited(permit: Permit, call: Awaitable[T]) -> T:
     return value
 
 
-@final
-class _Ignored:
-    """Says which errors do not count."""
+def _ignored_by(config: CircuitBreakerConfig) -> Callable[[Exception], bool]:
+    """Whether an error does not count as a failure, as a function."""
+    given = [cast("type[Exception]", one) for one in config.ignore if isinstance(one, type)]
+    types: tuple[type[Exception], ...] = (Refusal, RecursionError, *given)
+    # An OSError only by types of its own tree: a certificate that cannot be verified is a
+    # ValueError too, and yet an outage.
+    of_os = [one for one in given if issubclass(one, OSError) or issubclass(OSError, one)]
+    os_types: tuple[type[Exception], ...] = (Refusal, *of_os)
+    predicates = [one for one in config.ignore if not isinstance(one, type)]
 
-    __slots__ = ("_os_types", "_predicates", "_types")
-
-    def __init__(self, config: CircuitBreakerConfig) -> None:
-        types = [cast("type[Exception]", one) for one in config.ignore if isinstance(one, type)]
-        self._types: tuple[type[Exception], ...] = (Refusal, RecursionError, *types)
-        # Not by a type that has nothing to do with the system: a certificate that cannot be
-        # verified is a ValueError too, and yet an outage.
-        self._os_types: tuple[type[Exception], ...] = tuple(
-            one for one in types if issubclass(one, OSError) or issubclass(OSError, one)
-        )
-        self._predicates = [one for one in config.ignore if not isinstance(one, type)]
-
-    def __call__(self, error: Exception) -> bool:
-        types = self._os_types if isinstance(error, OSError) else self._types
-        if isinstance(error, (Refusal, *types)):
+    def is_ignored(error: Exception) -> bool:
+        if isinstance(error, os_types if isinstance(error, OSError) else types):
             return True
-        return any(_says(predicate, error) for predicate in self._predicates)
+        return any(_matches(predicate, error) for predicate in predicates)
+
+    return is_ignored
 
 
-def _says(predicate: Callable[[Exception], bool], error: Exception) -> bool:
+def _matches(predicate: Callable[[Exception], bool], error: Exception) -> bool:
     try:
         return bool(predicate(error))
-    except Exception as broken:  # then the error counts, as if there were no predicate
+    except Exception as broken:  # the error counts, as if there were no predicate
         log.error("circuit_predicate_failed", error=redact_exception(broken), traceback=broken)
         return False

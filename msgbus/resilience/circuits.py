@@ -1,7 +1,7 @@
-"""The circuits of one bus: who has which, and telling of their changes.
+"""The circuit breakers of one bus.
 
 A circuit belongs to a function, not to a registration: a service that is down is down for
-every session whose handler calls it. Functions are told apart by where they are written, so
+every session whose handler calls it. Functions are identified by where they are defined, so
 that closures made anew for each session, and instances of one class, share one circuit;
 handlers that were given different names have one each.
 """
@@ -20,58 +20,56 @@ from msgbus.messages.system_events import (
     CircuitHalfOpenedEvent,
     CircuitOpenedEvent,
 )
-from msgbus.resilience.breaker import CircuitBreaker
+from msgbus.resilience.breaker import CircuitBreaker, CircuitChange, CircuitState
 from msgbus.resilience.config import CircuitBreakerConfig
-from msgbus.resilience.states import CircuitChange, CircuitState
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
-    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.bus_state import BusState
     from msgbus.handlers.registration import Registration
     from msgbus.resilience.policy import Breaker
 
 CIRCUITS_KEPT: Final = 1_000
-"""Circuits with failures that are kept when no session has the handler any more."""
+"""Circuits with failures that are kept after the last session with the handler has ended."""
 
 
 class FunctionKey(NamedTuple):
-    """Which function a handler is, however often it is made and registered."""
+    """Identity of a handler's function, however often it is made and registered."""
 
     module: str
     qualname: str
     line: int
-    """Tells two lambdas, or two functions of one name, apart."""
+    """Distinguishes lambdas, and functions of one name."""
     name: str
-    """The name it was registered with, if the user gave one."""
+    """The name it was registered with, if one was given."""
 
 
 @final
 class Circuits:
-    """The circuits of functions, and those that were named."""
+    """The circuits of one bus, by function or by name."""
 
-    def __init__(self, core: BusCore, default: Breaker | None) -> None:
+    def __init__(self, core: BusState, default: Breaker | None) -> None:
         self._core = core
         self._default = default if isinstance(default, CircuitBreakerConfig) else None
         self._shared: dict[str, CircuitBreaker] = {}
         self._own: WeakValueDictionary[str, CircuitBreaker] = WeakValueDictionary()
-        """Those of functions, by name. They go with the last handler, unless they are kept."""
+        """Circuits of functions, by name; dropped with the last handler, unless kept."""
         self._by_function: WeakValueDictionary[Hashable, CircuitBreaker] = WeakValueDictionary()
         """The same by function and config: policies may give one function several."""
         self._kept: dict[CircuitBreaker, None] = {}
-        """Those that failed in sessions, the last one at the end: the next session goes on
-        where the one before it has left."""
+        """Circuits with failures, the latest last, kept for the next session."""
 
     @property
     def by_name(self) -> dict[str, CircuitBreaker]:
-        """All of them: those in use, and those of ended sessions that remember failures."""
+        """All circuits: those in use, and those of ended sessions with failures."""
         self._forget_healthy()
         return {**dict(self._own), **self._shared}
 
     def named(self, name: str, config: CircuitBreakerConfig | None = None) -> CircuitBreaker:
-        """The circuit of this name, made if there is none.
+        """Get or make the circuit of this name.
 
         Raises:
-            ConfigurationError: There is one already, with another config.
+            ConfigurationError: It exists with another config.
         """
         circuit = self.by_name.get(name)
         if circuit is None:
@@ -82,7 +80,7 @@ class Circuits:
         return circuit
 
     def adopt(self, circuit: CircuitBreaker) -> None:
-        """Take in a circuit that was made elsewhere, and tell of its changes too.
+        """Add a circuit that was made elsewhere, and publish its changes too.
 
         Raises:
             ConfigurationError: There is another one of its name.
@@ -97,19 +95,19 @@ class Circuits:
             )
             raise ConfigurationError(message)
         self._shared[circuit.name] = circuit
-        theirs, ours = circuit.on_change, WeakMethod(self._changed)
+        given, own = circuit.on_change, WeakMethod(self._changed)
 
-        def tell_both(change: CircuitChange) -> None:
-            tell = ours()
-            if tell is not None:
-                tell(change)
-            if theirs is not None:
-                theirs(change)
+        def call_both(change: CircuitChange) -> None:
+            changed = own()
+            if changed is not None:
+                changed(change)
+            if given is not None:
+                given(change)
 
-        circuit.on_change = tell_both
+        circuit.on_change = call_both
 
     def of(self, registration: Registration, breaker: Breaker) -> CircuitBreaker:
-        """The circuit that a handler is to use, as its policy says."""
+        """Get or make the circuit of a handler, as its policy says."""
         if isinstance(breaker, CircuitBreaker):
             return breaker  # adopted when the policy was set
         if isinstance(breaker, str):
@@ -123,7 +121,7 @@ class Circuits:
         return circuit
 
     def name_of(self, registration: Registration, breaker: Breaker | None) -> str | None:
-        """The name of a handler's circuit; before there is one, the name it is first offered."""
+        """The name of a handler's circuit, or the one it would get first."""
         if isinstance(breaker, CircuitBreakerConfig):
             known = self.known(registration, breaker)
             return registration.name if known is None else known.name
@@ -135,12 +133,12 @@ class Circuits:
         """The circuit of a handler's function, if there is one."""
         return self._by_function.get((function_key(registration), _config_key(config)))
 
-    def let_go(self) -> None:
-        """Keep no circuit that no handler uses: the policies have changed."""
+    def forget_unused(self) -> None:
+        """Drop circuits without a handler: the policies have changed."""
         self._kept.clear()
 
     def keep(self, circuit: CircuitBreaker) -> None:
-        """Let it stay when its session goes, as a call of it failed: the next one is to know."""
+        """Keep a circuit with failures when its session ends, for the next session."""
         self._kept.pop(circuit, None)
         self._kept[circuit] = None
         if len(self._kept) > CIRCUITS_KEPT:
@@ -149,7 +147,7 @@ class Circuits:
             del self._kept[next(iter(self._kept))]
 
     def _forget_healthy(self) -> None:
-        """Keep no circuit that has nothing to remember."""
+        """Drop kept circuits without failures."""
         for one in [one for one in self._kept if one.is_closed and not one.failures]:
             del self._kept[one]
 
@@ -165,7 +163,7 @@ class Circuits:
         )
 
     def _changed(self, change: CircuitChange) -> None:
-        bus, tell = self._core.config.name, self._core.lifecycle.tell
+        bus, tell = self._core.config.name, self._core.system_events.publish
         if change.new is CircuitState.OPEN:
             log.warning(
                 "circuit_opened",
@@ -190,7 +188,7 @@ class Circuits:
 
 
 def function_key(registration: Registration) -> FunctionKey:
-    """Which function a handler is."""
+    """Identify the function of a handler."""
     function: Any = registration.handler
     while isinstance(function, partial):
         function = cast("Any", function).func

@@ -1,4 +1,4 @@
-"""How patiently a message is handled: frozen data, asked but never changed."""
+"""Configuration of retry, circuit breaker and rate limit: frozen data."""
 
 from __future__ import annotations
 
@@ -19,66 +19,66 @@ MESSAGE_ERRORS: Final[tuple[type[Exception], ...]] = (
     ArithmeticError,
     NotImplementedError,
 )
-"""Errors that speak of the message or of the code, not of a service that is down. By default they
-do not count against a circuit; an `OSError` does, even where it is one of these too."""
+"""Errors caused by the message or the code, not by a service that is down. By default they do not
+count as failures of a circuit; an `OSError` does, even if it is one of these too."""
 
 Ignored: TypeAlias = type[Exception] | Callable[[Exception], bool]
-"""An exception type, or a function that says whether an exception does not count."""
+"""An exception type, or a function that returns whether an exception is ignored."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RetryAttempt:
-    """A try that failed and will be followed by another, as `on_retry` sees it."""
+    """A failed attempt that will be retried, as passed to `on_retry`."""
 
     message: Any
-    """The message; in a batch handler the list."""
+    """The message; of a batch handler the list."""
 
     handler: str
-    """Who failed."""
+    """Name of the handler that failed."""
 
     attempt: int
-    """The try that failed, from 1."""
+    """Number of the failed attempt, from 1."""
 
     error: Exception
-    """What it failed with."""
+    """The exception."""
 
     delay: float
-    """Seconds until the next try: the very number that is slept."""
+    """Seconds until the next attempt, exactly as slept."""
 
 
 class RetryConfig(Options):
-    """How often, and how patiently, a handler that failed is tried again.
+    """When a failed handler is retried: exponential backoff with jitter.
 
-    The pause doubles from `initial_delay` to `max_delay`. Any strategy of tenacity may take
-    the place of the numbers: `RetryConfig(stop=stop_after_delay(60), wait=wait_random(1, 5))`.
-    What can never succeed is not tried again, whatever is said here: a `Refusal`, an open
-    circuit, a missing handler, a message that does not validate.
+    The delay doubles from `initial_delay` to `max_delay`. Any strategy of tenacity may replace
+    the numbers: `RetryConfig(stop=stop_after_delay(60), wait=wait_random(1, 5))`. Errors that
+    cannot succeed later are never retried: a `Refusal`, an open circuit, a missing handler, a
+    message that does not validate.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     max_retries: int = Field(default=3, ge=0)
-    """Tries after the first; 0 means no retry."""
+    """Attempts after the first; 0 means no retry."""
 
     initial_delay: float = Field(default=0.1, ge=0)
     """Seconds before the first retry."""
 
     max_delay: float = Field(default=10.0, ge=0)
-    """Upper bound of one pause, jitter included."""
+    """Upper bound of one delay in seconds, jitter included."""
 
     exponential_base: float = Field(default=2.0, ge=1)
-    """By how much each pause is longer than the one before."""
+    """Factor from one delay to the next."""
 
     jitter: bool = True
-    """Multiply each pause by a random factor between 0.5 and 1.5, so that callers who failed
-    together do not come back together."""
+    """Multiply each delay by a random factor between 0.5 and 1.5, so that callers which failed
+    together do not retry together."""
 
     retry_on: tuple[type[Exception], ...] = (Exception,)
-    """Only these are tried again."""
+    """Only these are retried."""
 
     give_up_on: tuple[type[Exception], ...] = ()
-    """These are never tried again, even if `retry_on` names a base of them."""
+    """These are never retried, even if `retry_on` has a base class of them."""
 
     stop: Callable[[Any], Any] | None = None
     """A tenacity stop strategy, instead of `max_retries`."""
@@ -90,58 +90,58 @@ class RetryConfig(Options):
     """A tenacity retry strategy, instead of `retry_on` and `give_up_on`."""
 
     on_retry: Callable[[RetryAttempt], None] | None = None
-    """Called before each pause."""
+    """Called before each delay."""
 
 
 class CircuitBreakerConfig(Options):
-    """When a circuit opens, for how long, and what closes it again.
+    """When a circuit opens, for how long, and when it closes again.
 
-    Without a window, `failure_threshold` failures in a row open it. With a window, so many
-    failures inside of it do, or, with `failure_rate`, that share of its calls.
+    Without a window, `failure_threshold` consecutive failures open it. With a window, that
+    number of failures inside of it, or with `failure_rate` that share of its calls.
     """
 
     failure_threshold: int = Field(default=5, ge=1)
-    """Failures that open the circuit: in a row, or inside the window."""
+    """Failures that open the circuit: consecutive, or inside the window."""
 
     window: float | None = Field(default=None, gt=0)
-    """Count the calls of the last so many seconds."""
+    """Count the calls of the last `window` seconds."""
 
     window_calls: int | None = Field(default=None, ge=1)
-    """Count the last so many calls, instead of a time; 100 if only `failure_rate` is given."""
+    """Count the last `window_calls` calls; 100 if only `failure_rate` is given."""
 
     failure_rate: float | None = Field(default=None, gt=0, le=1)
     """Share of failed calls in the window that opens the circuit, instead of a number."""
 
     minimum_calls: int = Field(default=10, ge=1)
-    """Calls that the window must hold before its rate means anything."""
+    """Calls that the window must hold before `failure_rate` applies."""
 
     recovery_time: float = Field(default=30.0, gt=0)
-    """Seconds an open circuit stays open before it lets a call try."""
+    """Seconds that a circuit stays open before it lets a probe through."""
 
     recovery_growth: float = Field(default=2.0, ge=1)
-    """By how much it stays open longer each time that a probe fails, once `failure_threshold`
-    different messages have; calls that are for no message count at once."""
+    """Factor by which the open time grows with each failed probe, once `failure_threshold`
+    different messages have failed as probes; calls without a message count at once."""
 
     max_recovery_time: float = Field(default=300.0, gt=0)
-    """Upper bound of the time it stays open."""
+    """Upper bound of the open time in seconds."""
 
     half_open_max: int = Field(default=1, ge=1)
-    """Calls that may try at once while half open; so many successes close it."""
+    """Probes at once while half open; that many successes close the circuit."""
 
     permit_timeout: float = Field(default=60.0, gt=0)
-    """Seconds after which a try that never came back no longer counts, so that a lost one
-    cannot hold the circuit half open for good."""
+    """Seconds after which a probe that never ended no longer counts, so that a lost one cannot
+    keep the circuit half open for ever."""
 
     jitter: float = Field(default=0.1, ge=0, lt=1)
-    """Share by which the open time is shortened at random, so that not all come at once."""
+    """Share by which the open time is shortened at random, so that callers do not probe at once."""
 
     slow_call: float | None = Field(default=None, gt=0)
     """Seconds from which a successful call counts as a failure."""
 
     ignore: tuple[Ignored, ...] = MESSAGE_ERRORS
-    """Exceptions that are answers: the service is up. Types, and functions such as
-    one for HTTP 4xx. Replaces the default: write `(*MESSAGE_ERRORS, is_4xx)` to add to it, `()` to
-    count everything. A `Refusal` and a `RecursionError` never count."""
+    """Exceptions that do not count as failures, as they prove that the service is up. Types, and
+    functions such as one for HTTP 4xx. Replaces the default: write `(*MESSAGE_ERRORS, is_4xx)` to
+    add to it, `()` to count everything. A `Refusal` and a `RecursionError` never count."""
 
     @field_validator("ignore", mode="before")
     @classmethod
@@ -152,7 +152,7 @@ class CircuitBreakerConfig(Options):
             if not is_error and (isinstance(one, type) or not callable(one)):
                 message = (
                     f"ignore={one!r}: give a tuple of exception types, and of functions that "
-                    f"take an exception and say whether it does not count."
+                    f"take an exception and return whether it is ignored."
                 )
                 raise ValueError(message)
         return tuple(given)
@@ -185,10 +185,10 @@ class CircuitBreakerConfig(Options):
 
 
 class RateLimit(Options):
-    """So many calls per second; a token is taken before the call begins."""
+    """Limit on calls per second; a token is taken before a call begins."""
 
     per_second: float = Field(gt=0)
     """Calls per second, in the long run."""
 
     burst: float | None = Field(default=None, ge=1)
-    """Calls at once after a quiet time; one second's worth unless given."""
+    """Calls that may begin at once; one second's worth unless given."""

@@ -11,7 +11,6 @@ from typing_extensions import Unpack
 
 from msgbus.errors import BusStateError, DeadLetterError, LetterNotFoundError
 from msgbus.messages.message import Message, Query, SystemEvent
-from msgbus.protocols import require_members
 from msgbus.resilience.letter_edits import changed_letter
 from msgbus.resilience.letter_events import Herald
 from msgbus.resilience.letter_files import Destination, ImportReport, read_letters, write_letters
@@ -41,6 +40,7 @@ from msgbus.resilience.stores import (
     edited,
     unanswered,
 )
+from msgbus.runtime.arguments import require_members
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import current_runtime
 

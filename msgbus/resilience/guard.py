@@ -1,30 +1,29 @@
-"""What stands between a message and its handler: retry and breaker in one, then fallback.
+"""Retry, circuit breaker and fallback around the calls of one handler.
 
-A message that is handled at the first try costs one coroutine more than without a guard:
-a closed circuit is one comparison, and retry is only looked at after a failure.
+A message that is handled at the first attempt costs one coroutine more than without: a closed
+circuit is one comparison, and retry is looked at only after a failure.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast, final
 
-from msgbus.bus.context import context_of, current_frame
 from msgbus.errors import CircuitOpenError, Refusal
-from msgbus.messages.message import first_message, metadata_of
+from msgbus.messages.frame import context_of, current_frame
+from msgbus.messages.message import first_message, ids_of, metadata_of
 from msgbus.resilience.config import RetryAttempt
-from msgbus.resilience.retry import CIRCUIT_OPEN, Retry, trouble_now
-from msgbus.telemetry.logging import ids_of, log
+from msgbus.resilience.retry import CIRCUIT_OPEN, Retry, first_failure
+from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.bus.context import Frame
     from msgbus.handlers.injection import Call
+    from msgbus.messages.frame import Frame
     from msgbus.messages.message import Event
-    from msgbus.middleware.chain import Middleware
     from msgbus.resilience.breaker import CircuitBreaker, Permit
     from msgbus.resilience.policy import Policy
     from msgbus.runtime.clock import Clock
@@ -32,18 +31,18 @@ if TYPE_CHECKING:
 
 @final
 class Guard:
-    """Around one handler, for as long as the handler is registered.
+    """Retry, breaker and fallback of one handler.
 
     Args:
-        handler: Its name.
-        policy: What to do when it fails.
-        breaker: Its circuit, if it has one.
-        clock: Where time comes from.
-        limits: What one try must pass before the handler, innermost first.
+        handler: Name of the handler.
+        policy: Its policy.
+        breaker: Its circuit, if any.
+        clock: Clock to use.
+        limits: Middleware around each attempt, innermost first.
         waits: Whether to wait for an open circuit instead of failing: on a lane, so that
-            an outage does not burn the backlog into dead letters.
-        on_retry: Told before each pause.
-        on_failure: Told of the circuit of each message whose first try failed.
+            an outage does not dead-letter the backlog.
+        on_retry: Called before each delay.
+        on_failure: Called with the circuit when the first attempt of a message has failed.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Guard:
         breaker: CircuitBreaker | None,
         clock: Clock,
         *,
-        limits: Sequence[Middleware] = (),
+        limits: Sequence[Callable[[Any, Call], Awaitable[Any]]] = (),
         waits: bool,
         on_retry: Callable[[RetryAttempt], None],
         on_failure: Callable[[CircuitBreaker], None] | None = None,
@@ -65,11 +64,11 @@ class Guard:
         self.retry = None if policy.retry is None else Retry(policy.retry, clock)
         self._clock = clock
         self._waits = waits
-        self._tell = on_retry
+        self._on_retry = on_retry
         self._on_failure = on_failure
 
     def around(self, attempt: Call) -> Call:
-        """`attempt` inside breaker, retry and fallback."""
+        """Wrap `attempt` in breaker, retry and fallback."""
         call = attempt
         if self.breaker is not None:
             call = self._with_breaker(attempt, self.breaker)
@@ -118,8 +117,8 @@ class Guard:
         except CircuitOpenError:
             context = context_of(_frame())
             context.attempt = 0  # the handler is never called
-            context.trouble = trouble_now(self._clock)
-            context.trouble.reason = CIRCUIT_OPEN
+            context.failures = first_failure(self._clock)
+            context.failures.reason = CIRCUIT_OPEN
             raise
 
     async def _permit(self, message: Any) -> Permit | None:
@@ -135,34 +134,34 @@ class Guard:
             return await breaker.wait(_message_id(message))
 
     async def _recover(self, message: Any, attempt: Call, error: Exception) -> Any:
-        """Try again, as often and as patiently as the policy says."""
+        """Retry as the policy says."""
         if self._on_failure is not None and self.breaker is not None:
             self._on_failure(self.breaker)
         frame = _frame()
         context = context_of(frame)
-        trouble = context.trouble = trouble_now(self._clock)
+        failures = context.failures = first_failure(self._clock)
         if self.retry is None or frame.is_retried_later:
-            trouble.reason = "no retry"
+            failures.reason = "no retry"
             raise error
-        del context.emitted[context.kept :]  # it speaks of something that did not happen
+        del context.emitted[context.kept :]  # events of a failed attempt
         state = self.retry.begin()
-        tries = 1
+        attempts = 1
         while True:
-            verdict = self.retry.judge(state, error, tries, frame.deadline)
-            if verdict.pause is None:
-                trouble.reason = verdict.reason
+            decision = self.retry.decide(state, error, attempts, frame.deadline)
+            if decision.delay is None:
+                failures.reason = decision.reason
                 raise error
-            self._announce(RetryAttempt(message, self.handler, tries, error, verdict.pause))
+            self._announce(RetryAttempt(message, self.handler, attempts, error, decision.delay))
             with self._parked(message):
-                await self._clock.sleep(verdict.pause)
+                await self._clock.sleep(decision.delay)
             permit = None
             try:
                 permit = await self._permit(message)
             except CircuitOpenError:
-                trouble.reason = CIRCUIT_OPEN
-            if trouble.reason is CIRCUIT_OPEN:
-                raise error  # the cause, not the circuit that its own failures have opened
-            tries += 1
+                failures.reason = CIRCUIT_OPEN
+            if failures.reason is CIRCUIT_OPEN:
+                raise error  # the cause, not the circuit that its own failures opened
+            attempts += 1
             context.attempt += 1
             frame.owner.counts.retried += len(_listed(message))
             try:
@@ -170,10 +169,10 @@ class Guard:
             except Exception as again:
                 error = again
             del context.emitted[context.kept :]
-            trouble.last_attempt = datetime.fromtimestamp(self._clock.time(), tz=UTC)
+            failures.last_attempt = datetime.fromtimestamp(self._clock.time(), tz=UTC)
 
     def _announce(self, attempt: RetryAttempt) -> None:
-        self._tell(attempt)
+        self._on_retry(attempt)
         hook = self.policy.retry and self.policy.retry.on_retry
         if hook:
             try:
@@ -188,11 +187,11 @@ class Guard:
 
     @contextmanager
     def _parked(self, message: Any) -> Generator[None]:
-        """While it waits, a lane can hand the message back if the bus stops."""
+        """Let the lane return the message if the bus stops while it waits."""
         if not self._waits:
             yield
             return
-        parked: list[Event] = _frame().owner.parked
+        parked: list[Event] = _frame().owner.backing_off
         mine = _listed(message)
         parked.extend(mine)
         try:
@@ -217,9 +216,9 @@ class Guard:
             if inspect.isawaitable(value):
                 value = await value
             text = redact_exception(failure)
-            if context.trouble is None:
-                context.trouble = trouble_now(self._clock)
-            context.trouble.fallback = text
+            if context.failures is None:
+                context.failures = first_failure(self._clock)
+            context.failures.fallback = text
             log.warning(
                 "fallback_used",
                 handler=self.handler,
@@ -234,7 +233,7 @@ class Guard:
 
 
 async def _under(permit: Permit | None, attempt: Call, message: Any) -> Any:
-    """One try, of which the circuit is told."""
+    """Run one attempt and end its permit by the outcome."""
     if permit is None:
         return await attempt(message)
     try:
@@ -249,8 +248,8 @@ async def _under(permit: Permit | None, attempt: Call, message: Any) -> Any:
     return value
 
 
-def marking(call: Call) -> Call:
-    """`call`, inside of middleware that may have emitted something of its own before it."""
+def keep_earlier_events(call: Call) -> Call:
+    """Wrap `call` so that events emitted by middleware before it survive a failed attempt."""
 
     async def mark(message: Any) -> Any:
         context = _frame().context

@@ -1,4 +1,4 @@
-"""What to do when a handler fails: one policy for all, others for a type or a handler."""
+"""Policies for failing handlers: a default, and changes by message class or handler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from msgbus.handlers.registration import Registration
 
 Breaker: TypeAlias = CircuitBreakerConfig | CircuitBreaker | str
-"""A circuit of the handler's own, a circuit to share, or the name of one to share."""
+"""Config of the handler's own circuit, a circuit to share, or the name of one to share."""
 
 Target: TypeAlias = type[Message] | Callable[..., Any] | str
 """A message class, a handler, or a handler's name."""
@@ -25,34 +25,34 @@ Target: TypeAlias = type[Message] | Callable[..., Any] | str
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """All that stands around one handler. `None` leaves a part out."""
+    """Resilience policy of one handler; `None` disables a part."""
 
     retry: RetryConfig | None = None
-    """Whether and when to try again."""
+    """Whether and when to retry."""
 
     breaker: Breaker | None = None
-    """When to stop calling it for a while."""
+    """When to stop calling the handler for a while."""
 
     timeout: float | None = None
-    """Seconds that one try may take; the handler's own `timeout=` comes first."""
+    """Seconds that one attempt may take; the handler's own `timeout=` takes precedence."""
 
     bulkhead: int | None = None
-    """How many calls of it may run at once; the rest waits in line."""
+    """Calls of the handler at once; excess calls wait in order."""
 
     rate_limit: RateLimit | float | None = None
-    """How many calls of it may begin per second; the rest waits in line."""
+    """Calls of the handler per second; excess calls wait in order."""
 
     fallback: Any = None
-    """What to answer when all else failed: a value, or a function of message and error."""
+    """The result after a final failure: a value, or a function of message and error."""
 
     dead_letters: bool = True
-    """Whether what fails for good is kept."""
+    """Whether a message that fails finally is dead-lettered."""
 
     def __post_init__(self) -> None:
         for name in ("timeout", "bulkhead"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                message = f"{name} must be more than 0, not {value}; None leaves it out."
+                message = f"{name} must be above 0, not {value}; None disables it."
                 raise ConfigurationError(message)
 
 
@@ -72,62 +72,62 @@ PARTS: Final = tuple(field.name for field in fields(Policy))
 
 
 @final
-class PolicyBook:
-    """The policy of every handler: the default, changed per type, then per handler."""
+class PolicyTable:
+    """The policy of every handler: the default, changed by type, then by handler."""
 
     def __init__(self, default: Policy) -> None:
         self.default = default
-        self._default_of_listeners = replace(default, breaker=None)
+        self._default_of_system_events = replace(default, breaker=None)
         self._by_type: dict[type[Message], Mapping[str, Any]] = {}
         self._by_name: dict[str, Mapping[str, Any]] = {}
         self._by_handler: list[tuple[Callable[..., Any], Mapping[str, Any]]] = []
 
     def change(self, target: Target, changes: Mapping[str, Any]) -> None:
-        """Note what is different for a message class and its subclasses, or for one handler.
+        """Change parts for a message class and its subclasses, or for one handler.
 
         Raises:
-            ConfigurationError: There is no such part, or its value is impossible.
+            ConfigurationError: There is no such part, or its value is invalid.
         """
         unknown = sorted(set(changes) - set(PARTS))
         if unknown or not changes:
             what = f"has no {', '.join(unknown)}" if unknown else "was given nothing to change"
             message = f"bus.policy {what}. The parts of a policy are: {', '.join(PARTS)}."
             raise ConfigurationError(message)
-        replace(self.default, **changes)  # says at once if a value is impossible
+        replace(self.default, **changes)  # raises if a value is invalid
         if isinstance(target, str):
             self._by_name[target] = {**self._by_name.get(target, {}), **changes}
         elif isinstance(target, type) and issubclass(target, Message):
             self._by_type[target] = {**self._by_type.get(target, {}), **changes}
         else:
-            # The function itself: two handlers may be called alike, or registered by a name.
+            # By the function: handlers may share a name, or be registered under another.
             self._by_handler.append((cast("Callable[..., Any]", target), dict(changes)))
 
     def of(self, registration: Registration) -> Policy:
         """The policy of one handler."""
         changes: dict[str, Any] = {}
-        # Of a handler of several classes the first has the last word.
+        # For a handler of several classes, the first takes precedence.
         for message_type in reversed(registration.classes):
             for cls in reversed(message_type.__mro__):
                 changes.update(self._by_type.get(cls, {}))
         changes.update(self._by_name.get(registration.name, {}))
-        for handler, said in self._by_handler:
+        for handler, changed in self._by_handler:
             if handler == registration.handler:
-                changes.update(said)
+                changes.update(changed)
         default = self.default
         shares = not isinstance(default.breaker, CircuitBreakerConfig)
         if shares and all(issubclass(cls, SystemEvent) for cls in registration.classes):
-            # Else who is to hear that the circuit is open would wait until it is not.
-            default = self._default_of_listeners
+            # A shared circuit would delay the event that it has opened until it has closed.
+            default = self._default_of_system_events
         return replace(default, **changes) if changes else default
 
 
 def describe(policy: Policy, circuit: str | None) -> list[str]:
-    """A policy in words, outermost part first."""
+    """Describe a policy, one line per part, outermost first."""
     lines = [f"fallback     {_fallback(policy.fallback)}", f"retry        {_retry(policy.retry)}"]
     lines.append(f"breaker      {_breaker(policy.breaker, circuit)}")
     lines.append(f"bulkhead     {_or_none(policy.bulkhead, '{} at once')}")
     lines.append(f"rate limit   {_rate(policy.rate_limit)}")
-    lines.append(f"timeout      {_or_none(policy.timeout, '{:g} s per try')}")
+    lines.append(f"timeout      {_or_none(policy.timeout, '{:g} s per attempt')}")
     lines.append(f"dead letters {'kept' if policy.dead_letters else 'not kept'}")
     return lines
 
@@ -149,14 +149,14 @@ def _names(types: tuple[type[Exception], ...]) -> str:
 def _retry(retry: RetryConfig | None) -> str:
     if retry is None or (retry.max_retries == 0 and retry.stop is None):
         return "none"
-    times = f"{retry.max_retries} times" if retry.stop is None else "as stop= says"
-    pauses = (
+    times = f"{retry.max_retries} times" if retry.stop is None else "as decided by stop="
+    delays = (
         f"after {retry.initial_delay:g} s, then {retry.exponential_base:g} times longer each time, "
-        f"{retry.max_delay:g} s at most{', give or take half' if retry.jitter else ''}"
+        f"at most {retry.max_delay:g} s{', with jitter' if retry.jitter else ''}"
     )
-    text = f"{times}, {pauses if retry.wait is None else 'after what wait= says'}"
+    text = f"{times}, {delays if retry.wait is None else 'after delays by wait='}"
     if retry.retry is not None:
-        return f"{text}; if retry= says so"
+        return f"{text}; if retry= allows it"
     text += f"; on {_names(retry.retry_on)}"
     return f"{text}, not on {_names(retry.give_up_on)}" if retry.give_up_on else text
 

@@ -1,4 +1,4 @@
-"""Handing a dead letter's message to the one handler it died in, and to no other."""
+"""Redelivering a dead letter's message to the one handler that it failed in."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ from msgbus.errors import (
 from msgbus.messages.message import Command, Event
 
 if TYPE_CHECKING:
-    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.bus_state import BusState
     from msgbus.bus.lanes.lane import Lane
-    from msgbus.bus.session import BusSession
+    from msgbus.bus.session import SessionState
     from msgbus.handlers.registration import Registration
     from msgbus.resilience.letters import DeadLetterEntry
 
 
-async def redeliver(core: BusCore, letter: DeadLetterEntry) -> object:
-    """Have the letter's handler handle its message once more; what it replied.
+async def redeliver(state: BusState, letter: DeadLetterEntry) -> object:
+    """Deliver the letter's message to its handler again, and return the reply.
 
     Raises:
-        UndeliverableLetterError: That handler is not here, or cannot be called now.
+        UndeliverableLetterError: That handler is not registered, or cannot be called now.
     """
     message = letter.message
     try:
-        core.require_open("replay dead letters on")
+        state.require_open("replay dead letters on")
         if not isinstance(message, Command):
-            core.require_runtime()
+            state.require_runtime()
     except (BusClosedError, BusNotStartedError) as error:
         raise UndeliverableLetterError("the bus does not run") from error
     except ForeignLoopError as error:
         raise UndeliverableLetterError("the bus runs on another event loop") from error
-    session = _session_of(core, letter)
+    session = _session_of(state, letter)
     if isinstance(message, Command):
         command: Command[Any] = message  # pyright: ignore[reportUnknownVariableType]
-        return await _execute(core, letter, command, session)
-    await _deliver(core, letter, cast("Event", message), session)
+        return await _execute(state, letter, command, session)
+    await _deliver(state, letter, cast("Event", message), session)
     return None
 
 
 async def _execute(
-    core: BusCore, letter: DeadLetterEntry, command: Command[Any], session: BusSession | None
+    state: BusState, letter: DeadLetterEntry, command: Command[Any], session: SessionState | None
 ) -> object:
-    found = core.registry.command_handler(type(command), letter.scope)
+    found = state.registry.command_handler(type(command), letter.scope)
     if found is None or not _is_of(letter, found, session):
         raise _no_handler(letter)
-    result = await core.bus.perform(command, session=session, is_replay=True)
+    result = await state.command_runner.perform(command, session=session, is_replay=True)
     if result.success:
         return result.value
     if not result.attempts:
-        # Only an open circuit keeps a command from its handler.
+        # Only an open circuit prevents the call of a command's handler.
         raise UndeliverableLetterError("circuit open")
     return result.unwrap()
 
 
 async def _deliver(
-    core: BusCore, letter: DeadLetterEntry, event: Event, session: BusSession | None
+    state: BusState, letter: DeadLetterEntry, event: Event, session: SessionState | None
 ) -> None:
-    lane = _lane_of(core, letter, event, session)
+    lane = _lane_of(state, letter, event, session)
     done = anyio.Event()
     item = Gated(event, None, (), lambda _: done.set())
-    # One pair that no publish has counted: without this more would be handled than admitted.
-    core.ledger.event(type(event).__name__).pairs += 1
+    # Counted here, as no publish has: otherwise more would be handled than admitted.
+    state.counters.event(type(event).__name__).pairs += 1
     lane.queue.push(item)
     await done.wait()
     if isinstance(item.error, Exception):
@@ -77,33 +77,35 @@ async def _deliver(
         raise UndeliverableLetterError("the bus stopped before its handler was done with it")
 
 
-def _session_of(core: BusCore, letter: DeadLetterEntry) -> BusSession | None:
+def _session_of(state: BusState, letter: DeadLetterEntry) -> SessionState | None:
     if letter.scope is None:
         return None
-    session = core.sessions.get(letter.scope)
+    session = state.sessions.get(letter.scope)
     if session is None:
         raise UndeliverableLetterError("its session is not live")
     return session
 
 
 def _lane_of(
-    core: BusCore, letter: DeadLetterEntry, event: Event, session: BusSession | None
+    state: BusState, letter: DeadLetterEntry, event: Event, session: SessionState | None
 ) -> Lane:
-    handlers = core.registry.event_handlers(type(event), letter.scope, letter.topic)
-    found = [one for one in handlers if not core.is_durable(one) and _is_of(letter, one, session)]
-    if core.durability is not None and session is None:
-        durable = core.durability.subscribers.named(letter.handler)
+    handlers = state.registry.event_handlers(type(event), letter.scope, letter.topic)
+    found = [one for one in handlers if not state.is_durable(one) and _is_of(letter, one, session)]
+    if state.durability is not None and session is None:
+        durable = state.durability.subscribers.named(letter.handler)
         if durable is not None and letter.target in ("", durable.registration.target_key):
             found.append(durable.registration)
     if len(found) > 1:
         raise UndeliverableLetterError(f"{len(found)} handlers are named {letter.handler!r}")
     if not found:
         raise _no_handler(letter)
-    return core.lane_of(found[0], session)
+    return state.lane_of(found[0], session)
 
 
-def _is_of(letter: DeadLetterEntry, registration: Registration, session: BusSession | None) -> bool:
-    """Whether it is the handler that the letter is of."""
+def _is_of(
+    letter: DeadLetterEntry, registration: Registration, session: SessionState | None
+) -> bool:
+    """Whether the letter belongs to this handler."""
     return (
         registration.name == letter.handler
         and letter.target in ("", registration.target_key)

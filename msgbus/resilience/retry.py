@@ -1,7 +1,7 @@
-"""Whether, and after how long, to try again: tenacity's strategies, asked by our own loop.
+"""Retry decisions by tenacity's strategies.
 
-Nothing here runs before something has failed. The pause is worked out once per failure;
-the log, the hook and the sleep get the same number.
+Nothing here runs before an attempt has failed. The delay is computed once per failure; the log,
+the hook and the sleep get the same number.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ PERMANENT: Final = (
     ValidationError,
     RecursionError,
 )
-"""What comes out the same however often it is tried."""
+"""Errors that no retry can fix."""
 
 
 @final
 @dataclass(slots=True)
-class Trouble:
-    """What has gone wrong with one message in one handler so far."""
+class FailureRecord:
+    """Failed attempts of one message in one handler."""
 
     first_attempt: datetime
-    """When the first try had failed."""
+    """When the first attempt failed."""
 
     last_attempt: datetime
-    """When the latest try had failed."""
+    """When the latest attempt failed."""
 
     reason: str = ""
-    """Why it is not tried again."""
+    """Why it is not retried."""
 
     fallback: str | None = None
-    """The error that a fallback has answered for, secrets removed."""
+    """The error that the fallback replaced, with secrets removed."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What to do about a failure."""
+class RetryDecision:
+    """Whether to retry after a failure."""
 
-    pause: float | None
-    """Seconds to wait before the next try, or `None` to give up."""
+    delay: float | None
+    """Seconds until the next attempt; `None` for no retry."""
 
     reason: str = ""
-    """Why to give up."""
+    """Why there is no retry."""
 
 
 class Retry:
-    """The strategies of one `RetryConfig`, ready to be asked."""
+    """The strategies of one `RetryConfig`."""
 
     def __init__(
         self,
@@ -89,39 +89,39 @@ class Retry:
         self._retry = config.retry or tenacity.retry_if_exception(self._is_wanted)
 
     def begin(self) -> tenacity.RetryCallState:
-        """The state that tenacity's strategies look at, for one message."""
-        # No function and no retry object: the strategies ask only for numbers and outcomes.
+        """Make the state that tenacity's strategies read, for one message."""
+        # No function and no retry object: the strategies read only numbers and outcomes.
         state = tenacity.RetryCallState(cast("Any", None), None, (), {})
         state.start_time = self._clock.now()
         return state
 
-    def judge(
+    def decide(
         self,
         state: tenacity.RetryCallState,
         error: Exception,
         attempt: int,
         deadline: float | None,
-    ) -> Verdict:
-        """What to do, now that try number `attempt` has failed with `error`."""
+    ) -> RetryDecision:
+        """Decide after attempt number `attempt` has failed with `error`."""
         if isinstance(error, CircuitOpenError):
-            return Verdict(None, CIRCUIT_OPEN)
+            return RetryDecision(None, CIRCUIT_OPEN)
         if isinstance(error, PERMANENT):
-            return Verdict(None, "permanent error")
+            return RetryDecision(None, "permanent error")
         now = self._clock.now()
         state.attempt_number = attempt
         state.outcome = tenacity.Future.construct(attempt, error, has_exception=True)
         state.outcome_timestamp = now
         if not self._retry(state):
-            return Verdict(None, "not to be retried")
-        # Before the stop strategy is asked: one of them looks at the coming pause.
-        pause = max(float(self._wait(state)), 0.0)
-        state.upcoming_sleep = pause
+            return RetryDecision(None, "not to be retried")
+        # Before the stop strategy, as one of them reads the upcoming delay.
+        delay = max(float(self._wait(state)), 0.0)
+        state.upcoming_sleep = delay
         if self._stop(state):
-            return Verdict(None, "retries exhausted")
-        if deadline is not None and now + pause >= deadline:
-            return Verdict(None, "no time left for a retry")
-        state.idle_for += pause
-        return Verdict(pause)
+            return RetryDecision(None, "retries exhausted")
+        if deadline is not None and now + delay >= deadline:
+            return RetryDecision(None, "no time left for a retry")
+        state.idle_for += delay
+        return RetryDecision(delay)
 
     def _is_wanted(self, error: BaseException) -> bool:
         config = self.config
@@ -130,15 +130,15 @@ class Retry:
     def _back_off(self, state: tenacity.RetryCallState) -> float:
         config = self.config
         try:
-            pause = config.initial_delay * config.exponential_base ** (state.attempt_number - 1)
+            delay = config.initial_delay * config.exponential_base ** (state.attempt_number - 1)
         except OverflowError:
-            pause = config.max_delay if config.initial_delay else 0.0
+            delay = config.max_delay if config.initial_delay else 0.0
         if config.jitter:
-            pause = min(pause, config.max_delay) * (0.5 + self._chance())
-        return min(pause, config.max_delay)
+            delay = min(delay, config.max_delay) * (0.5 + self._chance())
+        return min(delay, config.max_delay)
 
 
-def trouble_now(clock: Clock) -> Trouble:
-    """The beginning of trouble."""
+def first_failure(clock: Clock) -> FailureRecord:
+    """The record of a first failure, now."""
     now = datetime.fromtimestamp(clock.time(), tz=UTC)
-    return Trouble(now, now)
+    return FailureRecord(now, now)

@@ -1,4 +1,4 @@
-"""What a circuit breaker remembers of its calls."""
+"""Windows of call outcomes that a circuit breaker counts."""
 
 from __future__ import annotations
 
@@ -8,37 +8,38 @@ from typing import Final, Protocol, final
 from msgbus.resilience.config import CircuitBreakerConfig
 
 DEFAULT_CALLS: Final = 100
+"""Size of a window of calls if only `failure_rate` is given."""
 
 
-class Window(Protocol):
-    """The outcomes that count at this moment."""
+class CallWindow(Protocol):
+    """The outcomes that count now."""
 
     @property
     def calls(self) -> int:
-        """Calls remembered."""
+        """Calls in the window."""
         ...
 
     @property
     def failures(self) -> int:
-        """How many of them failed."""
+        """Failed calls in the window."""
         ...
 
     def add(self, now: float, *, failed: bool) -> None:
-        """Take one more outcome, and let go of what is too old."""
+        """Add an outcome and drop old ones."""
         ...
 
-    def let_go(self, now: float) -> None:
-        """Let go of what is too old."""
+    def expire(self, now: float) -> None:
+        """Drop old outcomes."""
         ...
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all outcomes."""
         ...
 
 
 @final
 class Streak:
-    """Failures in a row: any success begins anew."""
+    """Consecutive failures; a success resets them."""
 
     __slots__ = ("calls", "failures")
 
@@ -47,21 +48,21 @@ class Streak:
         self.failures = 0
 
     def add(self, now: float, *, failed: bool) -> None:  # noqa: ARG002 (a streak has no time)
-        """Take one more outcome."""
+        """Add an outcome."""
         self.failures = self.failures + 1 if failed else 0
         self.calls = self.failures
 
-    def let_go(self, now: float) -> None:
-        """Nothing: a streak has no time."""
+    def expire(self, now: float) -> None:
+        """Do nothing: a streak does not depend on time."""
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all outcomes."""
         self.calls = self.failures = 0
 
 
 @final
 class LastCalls:
-    """The last so many calls."""
+    """The last `size` calls."""
 
     __slots__ = ("_outcomes", "_size", "failures")
 
@@ -72,28 +73,28 @@ class LastCalls:
 
     @property
     def calls(self) -> int:
-        """Calls remembered."""
+        """Calls in the window."""
         return len(self._outcomes)
 
     def add(self, now: float, *, failed: bool) -> None:  # noqa: ARG002 (by number, not time)
-        """Take one more outcome, and let go of the oldest if there are too many."""
+        """Add an outcome and drop the oldest if the window is full."""
         self._outcomes.append(failed)
         self.failures += failed
         if len(self._outcomes) > self._size:
             self.failures -= self._outcomes.popleft()
 
-    def let_go(self, now: float) -> None:
-        """Nothing: calls are kept by number."""
+    def expire(self, now: float) -> None:
+        """Do nothing: calls are kept by number."""
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all outcomes."""
         self._outcomes.clear()
         self.failures = 0
 
 
 @final
 class LastSeconds:
-    """The calls of the last so many seconds, in ten slices: bounded, however many calls."""
+    """The calls of the last `seconds`, in ten slices: bounded memory, however many calls."""
 
     SLICES: Final = 10
 
@@ -102,13 +103,13 @@ class LastSeconds:
     def __init__(self, seconds: float) -> None:
         self._slice = seconds / self.SLICES
         self._slices: deque[list[int]] = deque()
-        """Number of the slice, its calls, its failures."""
+        """Slice number, calls, failures."""
         self.calls = 0
         self.failures = 0
 
     def add(self, now: float, *, failed: bool) -> None:
-        """Take one more outcome, and let go of slices that are too old."""
-        self.let_go(now)
+        """Add an outcome and drop old slices."""
+        self.expire(now)
         number = int(now // self._slice)
         if not self._slices or self._slices[-1][0] != number:
             self._slices.append([number, 0, 0])
@@ -117,8 +118,8 @@ class LastSeconds:
         self.calls += 1
         self.failures += failed
 
-    def let_go(self, now: float) -> None:
-        """Let go of slices that are too old."""
+    def expire(self, now: float) -> None:
+        """Drop old slices."""
         oldest = int(now // self._slice) - self.SLICES
         while self._slices and self._slices[0][0] <= oldest:
             _, calls, failures = self._slices.popleft()
@@ -126,13 +127,13 @@ class LastSeconds:
             self.failures -= failures
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all outcomes."""
         self._slices.clear()
         self.calls = self.failures = 0
 
 
-def make_window(config: CircuitBreakerConfig) -> Window:
-    """The window that `config` asks for."""
+def make_window(config: CircuitBreakerConfig) -> CallWindow:
+    """Make the window that `config` describes."""
     if config.window is not None:
         return LastSeconds(config.window)
     if config.window_calls is not None:
