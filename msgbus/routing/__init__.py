@@ -1,164 +1,79 @@
-"""Routing: topics and who gets what is sent to them."""
+"""Routing: topic patterns, the dispatch engine, endpoints and requests.
+
+Names are imported at their first use. May import `resilience` and what is below it; the bus
+and what is above it may import this.
+"""
 
 from typing import TYPE_CHECKING
 
+from msgbus.runtime.lazy import lazy_names
+
 if TYPE_CHECKING:
-    from msgbus.messages.topics.explain import Explanation, RouteMatch
-    from msgbus.messages.topics.pattern import TopicPattern, check_topic, is_topic
-    from msgbus.messages.topics.router import PatternRouter
-    from msgbus.routing.categories import MessageCategory
-    from msgbus.routing.dispatch.dispatchers import DispatcherRegistry, MessageDispatcher
-    from msgbus.routing.dispatch.engine import MessageDispatchEngine
+    from msgbus.messages.topics.explain import Explanation as Explanation, RouteMatch as RouteMatch
+    from msgbus.messages.topics.index import Route as Route
+    from msgbus.messages.topics.pattern import (
+        TopicPattern as TopicPattern,
+        check_topic as check_topic,
+        is_topic as is_topic,
+    )
+    from msgbus.messages.topics.router import PatternRouter as PatternRouter
+    from msgbus.routing.dispatch.dispatchers import (
+        DispatcherRegistry as DispatcherRegistry,
+        MessageDispatcher as MessageDispatcher,
+    )
+    from msgbus.routing.dispatch.engine import MessageDispatchEngine as MessageDispatchEngine
     from msgbus.routing.dispatch.metrics import (
-        LATENCY_HISTOGRAM_BUCKETS,
-        DispatcherMetrics,
-        DispatchMetrics,
+        LATENCY_HISTOGRAM_BUCKETS as LATENCY_HISTOGRAM_BUCKETS,
+        DispatcherMetrics as DispatcherMetrics,
+        DispatchMetrics as DispatchMetrics,
     )
     from msgbus.routing.dispatch.results import (
-        DispatchOutcome,
-        DispatchResult,
-        DispatchRoute,
-        DispatchStatus,
+        DispatchOutcome as DispatchOutcome,
+        DispatchResult as DispatchResult,
+        DispatchStatus as DispatchStatus,
     )
+    from msgbus.routing.dispatch.routes import DispatchRoute as DispatchRoute
     from msgbus.routing.endpoints.balancing import (
-        Balancer,
-        ByKey,
-        LeastInFlight,
-        RoundRobin,
-        Weighted,
+        Balancer as Balancer,
+        ByKey as ByKey,
+        LeastInFlight as LeastInFlight,
+        RoundRobin as RoundRobin,
+        Weighted as Weighted,
     )
     from msgbus.routing.endpoints.correlation import (
-        CorrelationManager,
-        CorrelationStats,
-        RequestEnd,
-        RequestTransport,
+        CorrelationManager as CorrelationManager,
+        CorrelationStats as CorrelationStats,
+        RequestEnd as RequestEnd,
+        RequestTransport as RequestTransport,
     )
-    from msgbus.routing.endpoints.delivery import EndpointPool
-    from msgbus.routing.endpoints.endpoints import Endpoint, EndpointRegistry
+    from msgbus.routing.endpoints.delivery import EndpointPool as EndpointPool
+    from msgbus.routing.endpoints.endpoints import (
+        Endpoint as Endpoint,
+        EndpointRegistry as EndpointRegistry,
+    )
     from msgbus.routing.endpoints.exchange import (
-        Delivered,
-        MessageRouter,
-        RouterMetrics,
-        RoutingReport,
+        Delivered as Delivered,
+        MessageRouter as MessageRouter,
+        RouterMetrics as RouterMetrics,
+        RoutingReport as RoutingReport,
     )
     from msgbus.routing.endpoints.health import (
-        EndpointHealth,
-        EndpointRecoveredEvent,
-        EndpointUnhealthyEvent,
-        HealthMonitor,
-        HealthState,
+        EndpointHealth as EndpointHealth,
+        EndpointRecoveredEvent as EndpointRecoveredEvent,
+        EndpointUnhealthyEvent as EndpointUnhealthyEvent,
+        HealthMonitor as HealthMonitor,
+        HealthState as HealthState,
     )
-    from msgbus.routing.envelope import EventEnvelope, MessageKind
-    from msgbus.routing.forwarding import publish_on
-    from msgbus.routing.nats import from_nats, nats_subjects, to_nats
-    from msgbus.routing.routes import Route
-
-__all__ = [
-    "LATENCY_HISTOGRAM_BUCKETS",
-    "Balancer",
-    "ByKey",
-    "CorrelationManager",
-    "CorrelationStats",
-    "Delivered",
-    "DispatchMetrics",
-    "DispatchOutcome",
-    "DispatchResult",
-    "DispatchRoute",
-    "DispatchStatus",
-    "DispatcherMetrics",
-    "DispatcherRegistry",
-    "Endpoint",
-    "EndpointHealth",
-    "EndpointPool",
-    "EndpointRecoveredEvent",
-    "EndpointRegistry",
-    "EndpointUnhealthyEvent",
-    "EventEnvelope",
-    "Explanation",
-    "HealthMonitor",
-    "HealthState",
-    "LeastInFlight",
-    "MessageCategory",
-    "MessageDispatchEngine",
-    "MessageDispatcher",
-    "MessageKind",
-    "MessageRouter",
-    "PatternRouter",
-    "RequestEnd",
-    "RequestTransport",
-    "RoundRobin",
-    "Route",
-    "RouteMatch",
-    "RouterMetrics",
-    "RoutingReport",
-    "TopicPattern",
-    "Weighted",
-    "check_topic",
-    "from_nats",
-    "is_topic",
-    "nats_subjects",
-    "publish_on",
-    "to_nats",
-]
-
-_MODULES = {
-    "LATENCY_HISTOGRAM_BUCKETS": "metrics",
-    "Balancer": "balancing",
-    "ByKey": "balancing",
-    "CorrelationManager": "requests",
-    "CorrelationStats": "requests",
-    "Delivered": "exchange",
-    "DispatchMetrics": "metrics",
-    "DispatchOutcome": "dispatch",
-    "DispatchResult": "dispatch",
-    "DispatchRoute": "dispatch",
-    "DispatchStatus": "dispatch",
-    "DispatcherMetrics": "metrics",
-    "DispatcherRegistry": "dispatchers",
-    "Endpoint": "endpoints",
-    "EndpointHealth": "health",
-    "EndpointPool": "delivery",
-    "EndpointRecoveredEvent": "health",
-    "EndpointRegistry": "endpoints",
-    "EndpointUnhealthyEvent": "health",
-    "EventEnvelope": "envelope",
-    "Explanation": "explain",
-    "HealthMonitor": "health",
-    "HealthState": "health",
-    "LeastInFlight": "balancing",
-    "MessageCategory": "categories",
-    "MessageDispatchEngine": "engine",
-    "MessageDispatcher": "dispatchers",
-    "MessageKind": "envelope",
-    "MessageRouter": "exchange",
-    "PatternRouter": "router",
-    "RequestEnd": "requests",
-    "RequestTransport": "requests",
-    "RoundRobin": "balancing",
-    "Route": "routes",
-    "RouteMatch": "explain",
-    "RouterMetrics": "exchange",
-    "RoutingReport": "exchange",
-    "TopicPattern": "topics",
-    "Weighted": "balancing",
-    "check_topic": "topics",
-    "from_nats": "nats",
-    "is_topic": "topics",
-    "nats_subjects": "nats",
-    "publish_on": "onward",
-    "to_nats": "nats",
-}
-
-if not TYPE_CHECKING:  # type checkers would accept every name, misspelt ones too
-    from importlib import import_module
-
-    def __getattr__(name: str) -> object:
-        # Only on first use: message classes import this package for the grammar of topics, and
-        # the rest of it stands above them.
-        module = _MODULES.get(name)
-        if module is None:
-            message = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(message)
-        value: object = getattr(import_module(f"{__name__}.{module}"), name)
-        globals()[name] = value
-        return value
+    from msgbus.routing.envelope import (
+        EventEnvelope as EventEnvelope,
+        MessageCategory as MessageCategory,
+        MessageKind as MessageKind,
+    )
+    from msgbus.routing.forwarding import publish_on as publish_on
+    from msgbus.routing.nats import (
+        from_nats as from_nats,
+        nats_subjects as nats_subjects,
+        to_nats as to_nats,
+    )
+else:
+    __getattr__, __dir__ = lazy_names(__name__)

@@ -1,4 +1,4 @@
-"""`python -m msgbus.routing explain TOPIC --routes FILE`: why a topic goes where it goes."""
+"""`python -m msgbus.routing explain TOPIC --routes FILE`: explain the routes of a topic."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from msgbus.messages.topics.pattern import check_topic
 from msgbus.messages.topics.router import PatternRouter
 
 DESCRIPTION: Final = """\
-Say which routes match TOPIC, in which order, and why.
+Explain which routes match TOPIC, in which order and why.
 
-The file has one route a line: a pattern, an endpoint and, if it is not 0, a priority.
+The file has one route per line: a pattern, an endpoint and an optional priority (default 0).
 
     # pattern          endpoint   priority
     shop.orders.*      orders
     shop.**            audit      10
     re:shop\\.[a-z]+    letters
 
-Higher priority comes first, then the earlier line. In patterns * is one segment, ** any
-number of them; inside a segment * is any text, ? one character, [a-c] one of these;
+Higher priority comes first, then the earlier line. In patterns * matches one segment, **
+zero or more; inside a segment * matches any text, ? one character, [a-c] one of these;
 re: begins a regular expression for the whole topic. Case is ignored.
 
-Ends with 0 if a route matches, 1 if none does, 2 if something is wrong."""
+Exit code: 0 if a route matches, 1 if none does, 2 on an error."""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m msgbus.routing", description="Look into the routing of topics."
+        prog="python -m msgbus.routing", description="Inspect the routing of topics."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     explain = commands.add_parser(
         "explain",
-        help="say which routes match a topic, in which order and why",
+        help="explain which routes match a topic, in which order and why",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    explain.add_argument("topic", metavar="TOPIC", help="such as shop.orders.placed")
+    explain.add_argument("topic", metavar="TOPIC", help="for example shop.orders.placed")
     explain.add_argument(
-        "--routes", required=True, metavar="FILE", help="the routes; - reads standard input"
+        "--routes", required=True, metavar="FILE", help="file of routes; - for standard input"
     )
-    explain.add_argument("--json", action="store_true", help="print data instead of text")
-    explain.add_argument("--case-sensitive", action="store_true", help="let A and a be different")
+    explain.add_argument("--json", action="store_true", help="print JSON instead of text")
+    explain.add_argument("--case-sensitive", action="store_true", help="distinguish A and a")
     return parser.parse_args(arguments)
 
 
 def read_routes(lines: Iterable[str], *, case_sensitive: bool) -> PatternRouter:
-    """A router with the routes of a file.
+    """Return a router with the routes of a file.
 
     Raises:
-        ConfigurationError: A line is wrong; the text says which.
+        ConfigurationError: A line is not valid; the error says which.
     """
     router = PatternRouter(case_sensitive=case_sensitive)
     for number, line in enumerate(lines, 1):
@@ -75,7 +75,7 @@ def read_routes(lines: Iterable[str], *, case_sensitive: bool) -> PatternRouter:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Explain one topic; the exit code says whether a route matches."""
+    """Explain one topic; return the exit code."""
     options = parse(arguments)
     try:
         check_topic(options.topic)

@@ -1,22 +1,31 @@
-"""Passing outputs on: what a dispatcher gave goes to the next topics, so many hops at most."""
+"""Publish the outputs of dispatchers under their topics, with a limit of hops."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, final
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeAlias, final
 
 from msgbus.errors import WrongMessageTypeError
 from msgbus.messages.message import Event
 from msgbus.messages.receipts import PublishReceipt
-from msgbus.protocols import IMessageBus
 from msgbus.routing.dispatch.results import HOP_LIMIT, DispatchResult
 from msgbus.routing.envelope import HOPS_HEADER, EventEnvelope
 from msgbus.telemetry.redaction import redact_exception
 
 OutputPublisher: TypeAlias = Callable[[str, EventEnvelope[Any]], Any]
-"""`(topic, envelope)`, sync or async; raising means that it failed, and so does giving a
-`DispatchResult` or a `PublishReceipt` that says so. An engine's `dispatch` is one."""
+"""Called with `(topic, envelope)`, sync or async. It failed if it raises, or returns a failed
+`DispatchResult` or a `PublishReceipt` that is not accepted. An engine's `dispatch` is one."""
+
+
+class PublishesEvents(Protocol):
+    """The part of a bus that `publish_on` needs."""
+
+    async def publish(
+        self, event: Event, *, headers: Mapping[str, str] | None = None, topic: str | None = None
+    ) -> PublishReceipt:
+        """Publish an event."""
+        ...
 
 
 @final
@@ -28,51 +37,48 @@ class Unpublished(NamedTuple):
     code: str
 
 
-async def publish_onward(
+async def publish_outputs(
     publish: OutputPublisher, outputs: list[str], envelope: EventEnvelope[Any], max_hops: int
 ) -> list[Unpublished]:
-    """Publish the payload under every output topic, in order; return what failed.
-
-    One failure does not keep the others back.
-    """
+    """Publish the payload under each output topic, in order; return the failures."""
     failures: list[Unpublished] = []
     for topic in outputs:
         if envelope.hops >= max_hops:
-            failures.append(_too_far(topic, envelope.hops, max_hops))
+            failures.append(_over_hop_limit(topic, envelope.hops, max_hops))
             continue
         try:
-            answer = publish(topic, envelope.onward(topic))
-            if inspect.isawaitable(answer):
-                answer = await answer
+            returned = publish(topic, envelope.onward(topic))
+            if inspect.isawaitable(returned):
+                returned = await returned
         except Exception as error:
             failures.append(_failure(topic, redact_exception(error)))
             continue
-        refusal = refusal_of(answer)
-        if refusal is not None:
-            failures.append(_refused(topic, answer, refusal))
+        reason = rejection_reason(returned)
+        if reason is not None:
+            failures.append(_rejected(topic, returned, reason))
     return failures
 
 
-def refusal_of(answer: object) -> str | None:
-    """Why a publisher's answer means that nothing was published; `None` if it was."""
-    if isinstance(answer, DispatchResult) and answer.is_error():
-        return f"{answer.status.value}: {answer.error_message or 'no reason given'}"
-    if isinstance(answer, PublishReceipt) and not answer.accepted:
-        return f"{answer.status.value}: {answer.reason or 'no reason given'}"
+def rejection_reason(returned: object) -> str | None:
+    """Return why a publisher's return value is a failure; `None` if it is not."""
+    if isinstance(returned, DispatchResult) and returned.is_error():
+        return f"{returned.status.value}: {returned.error_message or 'no reason given'}"
+    if isinstance(returned, PublishReceipt) and not returned.accepted:
+        return f"{returned.status.value}: {returned.reason or 'no reason given'}"
     return None
 
 
-def _refused(topic: str, answer: object, refusal: str) -> Unpublished:
-    if isinstance(answer, DispatchResult) and answer.error_code == HOP_LIMIT:
-        # As it was said where the limit was met, not once more for each hop before.
-        return Unpublished(topic, answer.error_message or refusal, HOP_LIMIT)
-    return _failure(topic, refusal)
+def _rejected(topic: str, returned: object, reason: str) -> Unpublished:
+    if isinstance(returned, DispatchResult) and returned.error_code == HOP_LIMIT:
+        # The text from where the limit was reached, not repeated for each hop before.
+        return Unpublished(topic, returned.error_message or reason, HOP_LIMIT)
+    return _failure(topic, reason)
 
 
-def _too_far(topic: str, hops: int, max_hops: int) -> Unpublished:
+def _over_hop_limit(topic: str, hops: int, max_hops: int) -> Unpublished:
     reason = (
         f"{topic} was not published: the message has made {hops} hops, the limit of this engine. "
-        f"Dispatchers pass it on in a circle, or max_hops={max_hops} is too low."
+        f"Dispatchers forward it in a loop, or max_hops={max_hops} is too low."
     )
     return Unpublished(topic, reason, HOP_LIMIT)
 
@@ -81,10 +87,10 @@ def _failure(topic: str, reason: str) -> Unpublished:
     return Unpublished(topic, f"{topic} was not published: {reason}", "PUBLISH_FAILED")
 
 
-def publish_on(bus: IMessageBus) -> OutputPublisher:
-    """Publish outputs on a bus, under their topics; the hops ride in a header.
+def publish_on(bus: PublishesEvents) -> OutputPublisher:
+    """Return an output publisher that publishes on a bus; a header carries the number of hops.
 
-    The payloads must be events. Each output is a new event of the same fields.
+    The payloads must be events. Each output is a new event with the same fields.
     """
 
     async def publish(topic: str, envelope: EventEnvelope[Any]) -> PublishReceipt:

@@ -1,8 +1,8 @@
-"""Topic patterns as NATS subjects, and back.
+"""Convert topic patterns to NATS subjects and back.
 
-NATS has two wildcards: `*` is one token, as here; `>` is one token or more, and only at
-the end. So `a.*.**` is `a.>` to the letter, and `a.**`, which also matches `a`, is the two
-subjects `a` and `a.>`. Nothing else of the grammar exists there. NATS always minds case.
+NATS has two wildcards: `*` matches one token, as here; `>` matches one or more, at the end
+only. So `a.*.**` is `a.>`, and `a.**`, which also matches `a`, needs the two subjects `a` and
+`a.>`. The rest of the syntax has no equivalent. NATS subjects are case-sensitive.
 """
 
 from __future__ import annotations
@@ -11,34 +11,39 @@ import re
 from typing import Final
 
 from msgbus.errors import InvalidTopicError
-from msgbus.messages.topics.pattern import PatternKind, TopicPattern, check_topic
-from msgbus.routing.segments import Segment, SegmentKind
+from msgbus.messages.topics.pattern import (
+    PatternKind,
+    PatternSegment,
+    SegmentKind,
+    TopicPattern,
+    check_topic,
+)
 
 _NOT_IN_TOKENS: Final = re.compile(r"[\s*>]")
 
 
 def to_nats(pattern: str | TopicPattern) -> str:
-    """The one subject nearest to `pattern`: a `**` at the end becomes `>`.
+    """Return the one subject closest to `pattern`: a `**` at the end becomes `>`.
 
-    `>` needs at least one token, so `a.>` leaves out the topic `a` itself, which `a.**`
-    matches. Subscribe to all of `nats_subjects` where that matters.
+    `>` needs at least one token, so `a.>` does not match the topic `a`, which `a.**` matches.
+    Subscribe to all of `nats_subjects` where that matters.
 
     Raises:
-        InvalidTopicError: NATS cannot say this; the error shows which part.
+        InvalidTopicError: A part has no equivalent in NATS; the error shows which.
     """
     return nats_subjects(pattern)[-1]
 
 
 def nats_subjects(pattern: str | TopicPattern) -> tuple[str, ...]:
-    """The subjects that together match exactly what `pattern` matches, but for case.
+    """Return the subjects that together match what `pattern` matches, except for case.
 
     No topic matches two of them.
 
     Raises:
-        InvalidTopicError: NATS cannot say this; the error shows which part.
+        InvalidTopicError: A part has no equivalent in NATS; the error shows which.
     """
     text = pattern if isinstance(pattern, str) else pattern.pattern
-    # As it is written: what is folded for comparing would change the subject.
+    # As written: folding would change the subject.
     checked = TopicPattern(text, case_sensitive=True)
     if checked.kind is PatternKind.REGEX:
         raise InvalidTopicError(text, 0, "NATS has no regular expressions.")
@@ -54,29 +59,29 @@ def nats_subjects(pattern: str | TopicPattern) -> tuple[str, ...]:
 
 
 def from_nats(subject: str) -> str:
-    """The pattern that matches the same topics as `subject`, but for case.
+    """Return the pattern that matches the same topics as `subject`, except for case.
 
     Raises:
-        InvalidTopicError: It is not a subject.
+        InvalidTopicError: `subject` is not valid.
     """
     check_topic(subject)
     found: list[str] = []
     tokens = subject.split(".")
     at = 0
-    for number, word in enumerate(tokens):
+    for number, part in enumerate(tokens):
         is_last = number == len(tokens) - 1
-        if word == ">" and is_last:
+        if part == ">" and is_last:
             found.append("*.**")
-        elif word == "*":
-            found.append(word)
+        elif part == "*":
+            found.append(part)
         else:
-            found.append(_escaped(subject, at, word))
-        at += len(word) + 1
+            found.append(_escaped(subject, at, part))
+        at += len(part) + 1
     pattern = ".".join(found)
     return "[r]" + pattern[1:] if pattern.startswith("re:") else pattern
 
 
-def _tokens(text: str, segments: list[Segment]) -> list[str]:
+def _tokens(text: str, segments: list[PatternSegment]) -> list[str]:
     tokens: list[str] = []
     at = 0
     for segment in segments:
@@ -85,7 +90,7 @@ def _tokens(text: str, segments: list[Segment]) -> list[str]:
     return tokens
 
 
-def _token(text: str, at: int, segment: Segment) -> str:
+def _token(text: str, at: int, segment: PatternSegment) -> str:
     if segment.kind is SegmentKind.ONE:
         return "*"
     if segment.kind is SegmentKind.MANY:
@@ -93,12 +98,12 @@ def _token(text: str, at: int, segment: Segment) -> str:
     if segment.kind is SegmentKind.GLOB:
         raise InvalidTopicError(text, at, "NATS has no wildcards inside a segment.")
     if _NOT_IN_TOKENS.search(segment.text):
-        raise InvalidTopicError(text, at, "a NATS token has no spaces, '*' or '>' in it.")
+        raise InvalidTopicError(text, at, "a NATS token cannot contain spaces, '*' or '>'.")
     return segment.text
 
 
 def _escaped(subject: str, at: int, token: str) -> str:
     if bad := _NOT_IN_TOKENS.search(token):
-        problem = "a space, '*' or '>' cannot be part of a token, and '>' is only at the end."
+        problem = "a token cannot contain spaces, '*' or '>'; '>' is allowed at the end only."
         raise InvalidTopicError(subject, at + bad.start(), problem, what="NATS subject")
     return re.sub(r"[?\[]", r"[\g<0>]", token)

@@ -1,8 +1,7 @@
-"""MessageDispatchEngine: from a topic and an envelope to all dispatchers they concern.
+"""MessageDispatchEngine: dispatch envelopes to all dispatchers with a matching route.
 
-First everything is registered, then `freeze()` checks it as a whole and makes a snapshot
-that nobody can change. `dispatch` reads that snapshot alone, so any number of threads and
-event loops may call it at once.
+Register dispatchers and routes, then `freeze()` validates them and makes an immutable snapshot.
+`dispatch` reads only that, so any number of threads and event loops may call it at once.
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ from msgbus.errors import (
     EngineNotFrozenError,
     HandlerSignatureError,
 )
-from msgbus.routing.categories import MessageCategory
-from msgbus.routing.checks import route_faults
 from msgbus.routing.dispatch.dispatchers import (
     DispatcherEntry,
     DispatcherRegistry,
     DispatchFunction,
+    FanOut,
     MessageDispatcher,
     MessageTypes,
     accepted_types,
@@ -41,14 +39,12 @@ from msgbus.routing.dispatch.results import (
     HOP_LIMIT,
     DispatchOutcome,
     DispatchResult,
-    DispatchRoute,
     DispatchStatus,
 )
-from msgbus.routing.dispatch.routes import FrozenRoutes, Plan
-from msgbus.routing.envelope import EventEnvelope
-from msgbus.routing.fanout import FanOut
-from msgbus.routing.forwarding import OutputPublisher, publish_onward
-from msgbus.routing.inputs import require_category, require_id, require_timeout
+from msgbus.routing.dispatch.routes import DispatchPlan, DispatchRoute, FrozenRoutes, route_faults
+from msgbus.routing.envelope import EventEnvelope, MessageCategory, require_category
+from msgbus.routing.forwarding import OutputPublisher, publish_outputs
+from msgbus.runtime.arguments import require_id, require_timeout
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.telemetry.logging import EventLogger, StandardLogger
 
@@ -57,7 +53,7 @@ NO_TIMEOUT: Final = float("inf")
 
 @final
 class MessageDispatchEngine:
-    """Topics to dispatchers: register, freeze, dispatch.
+    """Dispatches envelopes by topic, category and type: register, freeze, dispatch.
 
     ```python
     engine = MessageDispatchEngine()
@@ -68,20 +64,19 @@ class MessageDispatchEngine:
     ```
 
     Args:
-        timeout: Seconds that each dispatcher may take; `None` for no limit.
-        publish_outputs: Where outputs go: a callable `(topic, envelope)`, such as another
+        timeout: Time limit of each dispatcher, in seconds; `None` for no limit.
+        publish_outputs: Publishes outputs: a callable `(topic, envelope)`, such as another
             engine's `dispatch` or `publish_on(bus)`. Without one they are only reported.
-        max_hops: How often a message may be passed on from an output.
+        max_hops: How often a message may be published as an output.
         max_threads: How many sync dispatchers run at once, on each event loop.
-        cache_size: How many answers to "who gets this?" are kept.
-        clock: Where time comes from.
-        logger: Where log events go: a logger of `logging` or structlog, or any object with
-            methods `debug`, `info`, `warning` and `error` of an event and keys. Without one
-            they go where those of a bus go: to structlog if it is configured, else to the
-            logger `msgbus`.
+        cache_size: How many kinds of messages have their dispatchers cached.
+        clock: The source of time.
+        logger: A logger of `logging` or structlog, or any object with methods `debug`, `info`,
+            `warning` and `error`, called with an event and fields. By default structlog if it
+            is configured, else the logger `msgbus`, as for a bus.
 
     Raises:
-        ConfigurationError: `timeout` is no number above 0, or `logger` lacks methods.
+        ConfigurationError: `timeout` is not above 0, or `logger` lacks a method.
     """
 
     def __init__(
@@ -112,7 +107,7 @@ class MessageDispatchEngine:
         self._routes: dict[str, DispatchRoute] = {}
         self._frozen: FrozenRoutes | None = None
 
-    # -- before ----------------------------------------------------------------------------
+    # -- registration ----------------------------------------------------------------------
 
     def register_dispatcher(
         self,
@@ -125,26 +120,26 @@ class MessageDispatchEngine:
     ) -> None:
         """Add a dispatcher: a function of an envelope, or an object with `handle`.
 
-        It gets messages only by a route. Without one it rests, which is no fault.
+        It gets messages only by a route; one without routes is allowed.
 
         Args:
             dispatcher_id: Its id.
-            dispatcher: What does the work. A sync function runs in a thread.
-            category: The sort of messages it takes.
-            message_types: Those it takes, by name or class; all if none are given. A class
-                takes its subclasses, too.
-            timeout: Seconds it may take, instead of the engine's; `inf` for no limit.
+            dispatcher: The function or object. A sync function runs in a thread.
+            category: The category of messages it takes.
+            message_types: The types it takes, by name or class; by default all. A class
+                includes its subclasses.
+            timeout: Time limit in seconds, instead of the engine's; `inf` for no limit.
 
         Raises:
-            DuplicateHandlerError: There is one of this id.
+            DuplicateHandlerError: The id is registered.
             EngineFrozenError: The engine is frozen.
-            HandlerSignatureError: It cannot be called.
-            ConfigurationError: An id is blank, the category is none, or a setting is wrong.
+            HandlerSignatureError: `dispatcher` is not callable.
+            ConfigurationError: The id is blank, or an argument is not valid.
         """
         self._add([self._entry(dispatcher_id, dispatcher, category, message_types, timeout)])
 
     def include(self, registry: DispatcherRegistry) -> None:
-        """Add all dispatchers of a registry, as they are now; all or, if one is refused, none."""
+        """Add all current dispatchers of a registry; none of them if one is refused."""
         self._add(
             [
                 self._entry(one.dispatcher_id, one, one.category, one.message_types, None)
@@ -186,11 +181,11 @@ class MessageDispatchEngine:
                 self._counts.add_dispatcher(entry.dispatcher_id, entry.counts)
 
     def register_route(self, route: DispatchRoute) -> None:
-        """Add a route. Whether its dispatcher exists is asked by `freeze`.
+        """Add a route. `freeze` checks that its dispatcher exists.
 
         Raises:
             ConfigurationError: It is not a `DispatchRoute`.
-            DuplicateHandlerError: There is one of this id.
+            DuplicateHandlerError: The id is registered.
             EngineFrozenError: The engine is frozen.
         """
         given = cast("object", route)
@@ -211,10 +206,10 @@ class MessageDispatchEngine:
             raise EngineFrozenError(what=what)
 
     def freeze(self) -> None:
-        """Check everything and let it be changed no more. A second call does nothing.
+        """Validate dispatchers and routes, and refuse changes from now on. Idempotent.
 
         Raises:
-            ConfigurationError: With all faults; the engine stays open for mending.
+            ConfigurationError: Lists all faults; the engine is not frozen.
         """
         with self._registering:
             if self._frozen is not None:
@@ -233,25 +228,24 @@ class MessageDispatchEngine:
 
     @property
     def routes(self) -> Sequence[DispatchRoute]:
-        """All routes, in the order they came."""
+        """All routes, in order of registration."""
         return tuple(self._routes.values())
 
     @property
     def dispatcher_ids(self) -> Sequence[str]:
-        """All dispatchers, in the order they came."""
+        """The ids of all dispatchers, in order of registration."""
         return tuple(self._dispatchers)
 
-    # -- the work --------------------------------------------------------------------------
+    # -- dispatching -----------------------------------------------------------------------
 
     async def dispatch(self, topic: str, envelope: EventEnvelope[Any]) -> DispatchResult:
-        """Give the message to every dispatcher it concerns, and say what became of it.
+        """Run all dispatchers with a matching route, and return the result.
 
-        The dispatchers run side by side, begun in order of priority; each has its own
-        time limit and outcome, and none is touched by another's failure. Nothing they
-        raise gets out of here; cancellation does.
+        They run concurrently, started by priority; each has its own time limit and outcome.
+        What a dispatcher raises is in its outcome; only cancellation is raised.
 
         Raises:
-            EngineNotFrozenError: `freeze` was not called yet.
+            EngineNotFrozenError: `freeze` was not called.
         """
         plan = self._plan(topic, envelope)
         logged = self._started(plan, topic, envelope) if self._logs(INFO) else None
@@ -273,7 +267,10 @@ class MessageDispatchEngine:
                 await self._publish_outputs(self._publish, result, envelope)
         except BaseException:
             elapsed = (self._now() - began) * 1000
-            self._cancelled(plan, topic, outcomes, elapsed, began_at)
+            ended = [
+                (counts, one) for counts, one in zip(plan.counts, outcomes, strict=True) if one
+            ]
+            self._counts.record(None, plan.category, elapsed, ended, topic, began_at)
             if logged is not None:
                 self._log.cancelled(logged, elapsed, plan.dispatcher_ids, plan.route_ids)
             raise
@@ -284,32 +281,20 @@ class MessageDispatchEngine:
             self._log.completed(logged, result, plan.dispatcher_ids, plan.route_ids)
         return result
 
-    def _started(self, plan: Plan, topic: str, envelope: EventEnvelope[Any]) -> Dispatched:
+    def _started(self, plan: DispatchPlan, topic: str, envelope: EventEnvelope[Any]) -> Dispatched:
         given = Dispatched(topic, plan.category, envelope)
         self._log.started(given, plan.dispatcher_ids, plan.route_ids)
         return given
 
-    def _cancelled(
-        self,
-        plan: Plan,
-        topic: str,
-        outcomes: Sequence[DispatchOutcome | None],
-        elapsed: float,
-        at: float,
-    ) -> None:
-        """Count the dispatch, and those of its dispatchers that had ended."""
-        ended = [(counts, one) for counts, one in zip(plan.counts, outcomes, strict=True) if one]
-        self._counts.record_cancelled(plan.category, elapsed, ended, topic, at)
-
     def dispatchers_for(self, topic: str, envelope: EventEnvelope[Any]) -> tuple[str, ...]:
-        """The ids of those who would get the message, in order of priority."""
+        """Return the ids of the dispatchers of a message, by priority."""
         return self._plan(topic, envelope).dispatcher_ids
 
     def route(self, topic: str, envelope: EventEnvelope[Any]) -> DispatchResult:
-        """Who would get the message, without giving it to anybody: status `ROUTED`.
+        """Find the dispatchers of a message without running them: status `ROUTED`.
 
         Raises:
-            EngineNotFrozenError: `freeze` was not called yet.
+            EngineNotFrozenError: `freeze` was not called.
         """
         plan = self._plan(topic, envelope)
         if not plan.steps:
@@ -322,10 +307,10 @@ class MessageDispatchEngine:
         result.status = DispatchStatus.ROUTED
         return result
 
-    def _plan(self, topic: str, envelope: EventEnvelope[Any]) -> Plan:
+    def _plan(self, topic: str, envelope: EventEnvelope[Any]) -> DispatchPlan:
         frozen = self._frozen
         if frozen is None:
-            message = "This engine is not frozen yet. Call freeze() once all is registered."
+            message = "This engine is not frozen. Call freeze() after all registrations."
             raise EngineNotFrozenError(message)
         try:
             payload: object = envelope.payload
@@ -334,7 +319,11 @@ class MessageDispatchEngine:
             return frozen.resolve(topic, envelope)
 
     def _without_dispatchers(
-        self, plan: Plan, topic: str, envelope: EventEnvelope[Any], logged: Dispatched | None
+        self,
+        plan: DispatchPlan,
+        topic: str,
+        envelope: EventEnvelope[Any],
+        logged: Dispatched | None,
     ) -> DispatchResult:
         at = self._time()
         result = _empty(plan, topic, envelope, at)
@@ -349,7 +338,7 @@ class MessageDispatchEngine:
     async def _publish_outputs(
         self, publish: OutputPublisher, result: DispatchResult, envelope: EventEnvelope[Any]
     ) -> None:
-        failures = await publish_onward(publish, result.outputs, envelope, self._max_hops)
+        failures = await publish_outputs(publish, result.outputs, envelope, self._max_hops)
         if not failures:
             return
         result.status = DispatchStatus.PUBLISH_FAILED
@@ -363,14 +352,14 @@ class MessageDispatchEngine:
         given = Dispatched(result.topic, result.message_category, envelope)
         self._log.unpublished(given, result)
 
-    # -- numbers ---------------------------------------------------------------------------
+    # -- metrics ---------------------------------------------------------------------------
 
     def get_structured_metrics(self) -> DispatchMetrics:
-        """All counters at one moment."""
+        """Return a snapshot of all metrics."""
         return self._counts.read()
 
     def get_dispatcher_metrics(self, dispatcher_id: str) -> DispatcherMetrics | None:
-        """One dispatcher's counters; `None` if there is no such dispatcher."""
+        """Return a snapshot of one dispatcher's metrics, or `None`."""
         return self._counts.read_dispatcher(dispatcher_id)
 
     def __repr__(self) -> str:
@@ -395,7 +384,7 @@ def _function(dispatcher_id: str, dispatcher: Any) -> DispatchFunction:
     return cast("DispatchFunction", function)
 
 
-def _empty(plan: Plan, topic: str, envelope: Any, at: float) -> DispatchResult:
+def _empty(plan: DispatchPlan, topic: str, envelope: Any, at: float) -> DispatchResult:
     return DispatchResult(
         status=plan.status,
         topic=topic,
@@ -411,7 +400,7 @@ def _empty(plan: Plan, topic: str, envelope: Any, at: float) -> DispatchResult:
 
 
 def _summarise(
-    plan: Plan,
+    plan: DispatchPlan,
     topic: str,
     envelope: EventEnvelope[Any],
     outcomes: Sequence[DispatchOutcome | None],
@@ -448,13 +437,13 @@ def _summarise(
 
 
 def _status(done: Sequence[DispatchOutcome], failed: Sequence[DispatchOutcome]) -> DispatchStatus:
-    """All outcomes in one word. Those that were skipped have no say, unless all were."""
-    worked = [one for one in done if one.status is not DispatchStatus.SKIPPED]
-    if not worked:
+    """Return the status of all outcomes; those that were skipped count only if all were."""
+    ran = [one for one in done if one.status is not DispatchStatus.SKIPPED]
+    if not ran:
         return DispatchStatus.SKIPPED
     if not failed:
         return DispatchStatus.SUCCESS
-    if len(failed) < len(worked):
+    if len(failed) < len(ran):
         return DispatchStatus.PARTIAL
     kinds = {one.status for one in failed}
     return kinds.pop() if len(kinds) == 1 else DispatchStatus.HANDLER_ERROR

@@ -1,4 +1,4 @@
-"""The log events of a dispatch engine. Their keys are in docs/reference/log-events.md."""
+"""Log events of a dispatch engine. Their fields are in docs/reference/log-events.md."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias, final
 
 from msgbus.messages.topics.pattern import is_topic
-from msgbus.protocols import require_members
-from msgbus.routing.categories import MessageCategory
 from msgbus.routing.dispatch.results import DispatchOutcome, DispatchResult
+from msgbus.routing.envelope import MessageCategory
+from msgbus.runtime.arguments import require_members
 from msgbus.telemetry.logging import EventLogger, Log, StandardLogger
 
 Keys: TypeAlias = dict[str, Any]
 
 
 class Dispatched(NamedTuple):
-    """A message as it was given to `dispatch`, where it may be wrong in any way."""
+    """A message as passed to `dispatch`, not validated."""
 
     topic: object
     category: MessageCategory | None
     envelope: object
 
 
-_FIX: Final = "Give a logger of the module logging, one of structlog, or another that has them."
+_FIX: Final = "Give a logger of the module logging, one of structlog, or any with these methods."
 
 
 @final
 class DispatchLog:
-    """Writes the log events of one engine."""
+    """Write the log events of one engine."""
 
     def __init__(self, logger: EventLogger | StandardLogger | None) -> None:
         if logger is not None:
             require_members(logger, EventLogger, "logger", _FIX)
         self._log = Log(logger)
         self.is_enabled: Callable[[int], bool] = self._log.is_enabled
-        """Whether events of a level are written."""
+        """Return whether events of a level are written."""
 
     def started(self, given: Dispatched, dispatchers: Sequence[str], routes: Sequence[str]) -> None:
-        """Log that a dispatch begins, and to whom the message goes."""
+        """Log the start of a dispatch, and its dispatchers."""
         self._log.info("dispatch_started", **_message(given), **_targets(dispatchers, routes))
         if not self._log.is_enabled(logging.DEBUG):
             return
@@ -48,7 +48,7 @@ class DispatchLog:
             )
 
     def unhandled(self, given: Dispatched, error: str, error_code: str) -> None:
-        """Log that a message goes to nobody: a warning, or an error if it is not valid."""
+        """Log a message without dispatchers: a warning, or an error if it is not valid."""
         if error_code == "NO_DISPATCHER":
             self._log.warning(
                 "no_dispatcher", **_message(given), error=error, error_code=error_code
@@ -63,7 +63,7 @@ class DispatchLog:
             )
 
     def failed(self, given: Dispatched, outcome: DispatchOutcome) -> None:
-        """Log that a dispatcher failed."""
+        """Log the failure of a dispatcher."""
         self._log.error(
             "dispatcher_failed",
             **_message(given),
@@ -76,7 +76,7 @@ class DispatchLog:
         )
 
     def unpublished(self, given: Dispatched, result: DispatchResult) -> None:
-        """Log that outputs were not published."""
+        """Log outputs that were not published."""
         self._log.warning(
             "output_not_published",
             **_message(given),
@@ -92,7 +92,7 @@ class DispatchLog:
         dispatchers: Sequence[str],
         routes: Sequence[str],
     ) -> None:
-        """Log how a dispatch ended, and each of its dispatchers."""
+        """Log the end of a dispatch and of each of its dispatchers."""
         for outcome in result.outcomes if self._log.is_enabled(logging.DEBUG) else ():
             self._log.debug(
                 "dispatcher_completed",
@@ -115,7 +115,7 @@ class DispatchLog:
         dispatchers: Sequence[str],
         routes: Sequence[str],
     ) -> None:
-        """Log that the caller of a dispatch was cancelled."""
+        """Log a dispatch whose caller was cancelled."""
         self._log.info(
             "dispatch_cancelled",
             **_message(given),
@@ -129,7 +129,7 @@ def _message(given: Dispatched) -> Keys:
     correlation_id: object = getattr(envelope, "correlation_id", None)
     trace_id: object = getattr(envelope, "trace_id", None)
     return {
-        # What is no topic may have line breaks, and any length.
+        # Text that is not a topic may contain line breaks and have any length.
         "topic": topic if isinstance(topic, str) and is_topic(topic) else f"{topic!r:.80}",
         "category": None if category is None else category.value,
         "message_type": getattr(envelope, "message_type", None),

@@ -1,4 +1,4 @@
-"""What a dispatch engine counts: exact from any number of threads, read as a snapshot."""
+"""Metrics of a dispatch engine: exact counts from any number of threads, read as snapshots."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, final
 
-from msgbus.routing.categories import MessageCategory
 from msgbus.routing.dispatch.results import DispatchOutcome, DispatchStatus
+from msgbus.routing.envelope import MessageCategory
 from msgbus.telemetry.redaction import redact
 
 LATENCY_HISTOGRAM_BUCKETS: Final = (1, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
-"""Upper bounds of the latency buckets, in milliseconds; a last bucket takes the rest."""
+"""Upper bounds of the latency buckets, in milliseconds; the last bucket has no bound."""
 
 BUCKET_NAMES: Final = (
     *(f"le_{bound}ms" for bound in LATENCY_HISTOGRAM_BUCKETS),
@@ -34,40 +34,39 @@ class LatencyMetrics:
     min_latency_ms: float = 0.0
     max_latency_ms: float = 0.0
     latency_histogram: Mapping[str, int] = field(default_factory=_zeros(BUCKET_NAMES))
-    """How many fell into each bucket, by its name: `le_1ms` to `gt_10000ms`."""
+    """Counts by bucket name: `le_1ms` to `gt_10000ms`."""
 
     @property
     def avg_latency_ms(self) -> float:
-        """The average of all durations."""
+        """The mean duration."""
         count = sum(self.latency_histogram.values())
         return self.total_latency_ms / count if count else 0.0
 
     def _latency_with(self, duration_ms: float) -> dict[str, Any]:
-        """The fields of this class after one more duration."""
+        """Return the fields of this class after one more duration."""
         is_first = not any(self.latency_histogram.values())
+        bucket = bisect_left(LATENCY_HISTOGRAM_BUCKETS, duration_ms)
         lowest = duration_ms if is_first else min(self.min_latency_ms, duration_ms)
         return {
             "total_latency_ms": self.total_latency_ms + duration_ms,
             "min_latency_ms": lowest,
             "max_latency_ms": max(self.max_latency_ms, duration_ms),
-            "latency_histogram": _plus_one(
-                self.latency_histogram, BUCKET_NAMES[_bucket(duration_ms)]
-            ),
+            "latency_histogram": _plus_one(self.latency_histogram, BUCKET_NAMES[bucket]),
         }
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatcherMetrics(LatencyMetrics):
-    """One dispatcher at one moment."""
+    """Metrics of one dispatcher at one moment."""
 
     dispatcher_id: str
     execution_count: int = 0
-    """Executions that have ended, in whatever way but cancellation."""
+    """Executions that have ended, except by cancellation."""
 
     success_count: int = 0
     error_count: int = 0
-    """Executions that failed; those out of time are among them."""
+    """Executions that failed, including timeouts."""
 
     timeout_count: int = 0
     skipped_count: int = 0
@@ -84,7 +83,7 @@ class DispatcherMetrics(LatencyMetrics):
         topic: str | None = None,
         error_message: str | None = None,
     ) -> DispatcherMetrics:
-        """These metrics and one more execution. Secrets in `error_message` are removed."""
+        """Return these metrics with one more execution. `error_message` is redacted."""
         return replace(
             self,
             execution_count=self.execution_count + 1,
@@ -100,28 +99,27 @@ class DispatcherMetrics(LatencyMetrics):
 
     @property
     def success_rate(self) -> float:
-        """Successes among all executions, 0 to 1."""
+        """The share of successful executions, 0 to 1."""
         return _share(self.success_count, self.execution_count)
 
     @property
     def error_rate(self) -> float:
-        """Errors among all executions, 0 to 1."""
+        """The share of failed executions, 0 to 1."""
         return _share(self.error_count, self.execution_count)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchMetrics(LatencyMetrics):
-    """A whole engine at one moment, or what `record_dispatch` was told."""
+    """Metrics of an engine at one moment, or of calls of `record_dispatch`."""
 
     total_dispatches: int = 0
-    """Dispatches that have ended, in whatever way: the sum of `status_counts` and
-    `cancelled_dispatches`."""
+    """Dispatches that have ended: the sum of `status_counts` and `cancelled_dispatches`."""
 
     status_counts: Mapping[str, int] = field(
         default_factory=_zeros([status.value for status in DispatchStatus])
     )
-    """How many ended with each status, by its value."""
+    """Dispatches by the value of their status."""
 
     cancelled_dispatches: int = 0
     """Dispatches whose caller was cancelled."""
@@ -132,7 +130,7 @@ class DispatchMetrics(LatencyMetrics):
     category_metrics: Mapping[str, int] = field(
         default_factory=_zeros([category.value for category in MessageCategory])
     )
-    """How many messages of each category came, by its value."""
+    """Messages by the value of their category."""
 
     dispatcher_metrics: Mapping[str, DispatcherMetrics] = field(
         default_factory=dict[str, DispatcherMetrics]
@@ -149,10 +147,10 @@ class DispatchMetrics(LatencyMetrics):
         topic: str | None = None,
         error_message: str | None = None,
     ) -> DispatchMetrics:
-        """These metrics and one more dispatch, for dispatching without an engine.
+        """Return these metrics with one more dispatch, for dispatching without an engine.
 
-        A failure counts as `HANDLER_ERROR`. With a `dispatcher_id` it counts as an execution of
-        that dispatcher, too; `topic` and `error_message` are kept there, secrets removed.
+        A failure counts as `HANDLER_ERROR`. With a `dispatcher_id` it also counts as an execution
+        of that dispatcher, with `topic` and the redacted `error_message`.
         """
         status = DispatchStatus.SUCCESS if success else DispatchStatus.HANDLER_ERROR
         categories, dispatchers = self.category_metrics, self.dispatcher_metrics
@@ -175,54 +173,43 @@ class DispatchMetrics(LatencyMetrics):
         )
 
     def get_dispatcher_metrics(self, dispatcher_id: str) -> DispatcherMetrics | None:
-        """One dispatcher's metrics; `None` if it is not known."""
+        """Return the metrics of one dispatcher, or `None`."""
         return self.dispatcher_metrics.get(dispatcher_id)
 
     @property
     def successful_dispatches(self) -> int:
-        """Dispatches in which everything went well."""
+        """Dispatches with status `SUCCESS`."""
         return self.status_counts[DispatchStatus.SUCCESS.value]
 
     @property
     def partial_dispatches(self) -> int:
-        """Dispatches in which some dispatchers failed and some did not."""
+        """Dispatches with status `PARTIAL`."""
         return self.status_counts[DispatchStatus.PARTIAL.value]
 
     @property
     def failed_dispatches(self) -> int:
-        """Dispatches that went wrong as a whole; partial failures are counted apart."""
-        errors = sum(
-            self.status_counts[status.value] for status in DispatchStatus if _fails(status)
-        )
+        """Dispatches that failed, without partial failures."""
+        errors = sum(self.status_counts[one.value] for one in DispatchStatus if one.is_error())
         return errors - self.partial_dispatches
 
     @property
     def no_dispatcher_count(self) -> int:
-        """Messages for which there was no dispatcher."""
+        """Dispatches with status `NO_DISPATCHER`."""
         return self.status_counts[DispatchStatus.NO_DISPATCHER.value]
 
     @property
     def success_rate(self) -> float:
-        """Successes among all dispatches, 0 to 1."""
+        """The share of successful dispatches, 0 to 1."""
         return _share(self.successful_dispatches, self.total_dispatches)
 
     @property
     def error_rate(self) -> float:
-        """Dispatches with any error among all, 0 to 1."""
+        """The share of dispatches with an error, 0 to 1."""
         return _share(self.failed_dispatches + self.partial_dispatches, self.total_dispatches)
-
-
-def _fails(status: DispatchStatus) -> bool:
-    return status.is_error()
 
 
 def _plus_one(counts: Mapping[str, int], name: str) -> Mapping[str, int]:
     return {**counts, name: counts[name] + 1}
-
-
-def _bucket(milliseconds: float) -> int:
-    """The place of a duration among the buckets."""
-    return bisect_left(LATENCY_HISTOGRAM_BUCKETS, milliseconds)
 
 
 def _share(part: int, whole: int) -> float:
@@ -247,12 +234,12 @@ class _Latencies:
         self.count += 1
         self.total += milliseconds
         if milliseconds <= 1:
-            self.buckets[0] += 1  # nearly always, and no search
+            self.buckets[0] += 1  # the common case, without a search
         else:
-            self.buckets[_bucket(milliseconds)] += 1
+            self.buckets[bisect_left(LATENCY_HISTOGRAM_BUCKETS, milliseconds)] += 1
 
     def latency(self) -> dict[str, Any]:
-        """The fields of `LatencyMetrics`."""
+        """Return the fields of `LatencyMetrics`."""
         return {
             "total_latency_ms": self.total,
             "min_latency_ms": self.lowest,
@@ -263,7 +250,7 @@ class _Latencies:
 
 @final
 class DispatcherCounts(_Latencies):
-    """One dispatcher's numbers; written under the engine's lock."""
+    """Counters of one dispatcher, written under the engine's lock."""
 
     __slots__ = ("last_error", "last_time", "last_topic", "statuses")
 
@@ -275,7 +262,7 @@ class DispatcherCounts(_Latencies):
         self.last_topic: str | None = None
 
     def record(self, outcome: DispatchOutcome, topic: str, at: float) -> None:
-        """Take one execution into account."""
+        """Count one execution."""
         self.add(outcome.duration_ms)
         self.statuses[outcome.status] += 1
         self.last_time = at
@@ -284,13 +271,13 @@ class DispatcherCounts(_Latencies):
             self.last_error = outcome.error_message
 
     def read(self, dispatcher_id: str) -> DispatcherMetrics:
-        """These numbers at this moment."""
+        """Return a snapshot."""
         last = self.last_time
         return DispatcherMetrics(
             dispatcher_id=dispatcher_id,
             execution_count=self.count,
             success_count=self.statuses[DispatchStatus.SUCCESS],
-            error_count=sum(self.statuses[status] for status in DispatchStatus if _fails(status)),
+            error_count=sum(count for status, count in self.statuses.items() if status.is_error()),
             timeout_count=self.statuses[DispatchStatus.TIMEOUT],
             skipped_count=self.statuses[DispatchStatus.SKIPPED],
             last_error_message=self.last_error,
@@ -302,11 +289,10 @@ class DispatcherCounts(_Latencies):
 
 @final
 class EngineCounts(_Latencies):
-    """One engine's numbers.
+    """Counters of one engine.
 
-    One lock, taken once per dispatch and never around a dispatcher: `+=` on an int is not
-    atomic between threads, and a lock that nobody holds costs less than finding the
-    counters of one's own thread.
+    One lock, taken once per dispatch and never while a dispatcher runs: `+=` on an int is not
+    atomic between threads, and an uncontended lock costs less than counters per thread.
     """
 
     __slots__ = ("_cancelled", "_categories", "_dispatchers", "_lock", "_statuses")
@@ -320,46 +306,32 @@ class EngineCounts(_Latencies):
         self._cancelled = 0
 
     def add_dispatcher(self, dispatcher_id: str, counts: DispatcherCounts) -> None:
-        """Read these counters with the others from now on."""
+        """Add the counters of a dispatcher to the snapshots."""
         self._dispatchers[dispatcher_id] = counts
 
     def record(
         self,
-        status: DispatchStatus,
+        status: DispatchStatus | None,
         category: MessageCategory | None,
         milliseconds: float,
         executions: Iterable[tuple[DispatcherCounts, DispatchOutcome]],
         topic: str,
         at: float,
     ) -> None:
-        """Take one dispatch into account."""
+        """Count one dispatch and its executions; without a status its caller was cancelled."""
         with self._lock:
             self.add(milliseconds)
-            self._statuses[status] += 1
-            if category is not None:
-                self._categories[category] += 1
-            for counts, outcome in executions:
-                counts.record(outcome, topic, at)
-
-    def record_cancelled(
-        self,
-        category: MessageCategory | None,
-        milliseconds: float,
-        executions: Iterable[tuple[DispatcherCounts, DispatchOutcome]],
-        topic: str,
-        at: float,
-    ) -> None:
-        """Take a dispatch into account whose caller went away, and those that had ended."""
-        with self._lock:
-            self.add(milliseconds)
-            self._cancelled += 1
+            if status is None:
+                self._cancelled += 1
+            else:
+                self._statuses[status] += 1
             if category is not None:
                 self._categories[category] += 1
             for counts, outcome in executions:
                 counts.record(outcome, topic, at)
 
     def read_dispatcher(self, dispatcher_id: str) -> DispatcherMetrics | None:
-        """One dispatcher's numbers; `None` if there is no such dispatcher."""
+        """Return a snapshot of one dispatcher, or `None`."""
         counts = self._dispatchers.get(dispatcher_id)
         if counts is None:
             return None
@@ -367,7 +339,7 @@ class EngineCounts(_Latencies):
             return counts.read(dispatcher_id)
 
     def read(self) -> DispatchMetrics:
-        """All numbers at one moment."""
+        """Return a snapshot of all counters."""
         with self._lock:
             dispatchers = {name: counts.read(name) for name, counts in self._dispatchers.items()}
             return DispatchMetrics(

@@ -1,72 +1,68 @@
-"""The data of a dispatch: the route, what became of each dispatcher, and the whole."""
+"""DispatchResult, DispatchOutcome and DispatchStatus: the results of a dispatch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from types import MappingProxyType
-from typing import Any, Final, final
+from typing import Final, final
 
-from msgbus.messages.topics.pattern import TopicPattern
-from msgbus.routing.categories import MessageCategory
-from msgbus.routing.envelope import Id, new_id
-from msgbus.routing.inputs import require_category, require_id, require_priority
+from msgbus.routing.envelope import Id, MessageCategory, new_id
 
 
 class DispatchStatus(Enum):
-    """What became of a message, or of one dispatcher's work on it."""
+    """The status of a dispatch, or of one dispatcher's part in it."""
 
     SUCCESS = "success"
-    """Every dispatcher did its work."""
+    """Every dispatcher succeeded."""
 
     PARTIAL = "partial"
-    """Some dispatchers did, some did not; the outcomes say which."""
+    """Some dispatchers succeeded, some failed; the outcomes say which."""
 
     ROUTED = "routed"
-    """It is known who would get it, and nothing has run."""
+    """The dispatchers are found, and nothing has run."""
 
     NO_DISPATCHER = "no_dispatcher"
-    """No route leads from here to a dispatcher."""
+    """No route matches the message."""
 
     HANDLER_ERROR = "handler_error"
-    """No dispatcher did its work; at least one raised."""
+    """No dispatcher succeeded; at least one raised."""
 
     TIMEOUT = "timeout"
-    """No dispatcher did its work in time."""
+    """No dispatcher finished in time."""
 
     INVALID_MESSAGE = "invalid_message"
-    """The topic or the envelope is wrong; nothing has run."""
+    """The topic or the envelope is not valid; nothing has run."""
 
     PUBLISH_FAILED = "publish_failed"
     """The dispatchers ran, but an output could not be published."""
 
     SKIPPED = "skipped"
-    """Left alone on purpose: by disabled routes, or by the dispatchers themselves."""
+    """Only disabled routes match, or the dispatchers returned this status."""
 
-    # Enum's own is written in Python, and a dispatch asks for it several times.
+    # Enum's own is written in Python, and each dispatch hashes several times.
     __hash__ = object.__hash__
 
     def is_successful(self) -> bool:
-        """Whether everything went well."""
+        """Return whether it is `SUCCESS`."""
         return self is DispatchStatus.SUCCESS
 
     def is_error(self) -> bool:
-        """Whether anything went wrong, be it only in part."""
+        """Return whether anything failed, including partial failures."""
         return self in _ERRORS
 
     def requires_retry(self) -> bool:
-        """Whether the same may go well another time."""
+        """Return whether a retry may succeed."""
         return self in _TRANSIENT
 
     def is_terminal(self) -> bool:
-        """Whether it is over; only `ROUTED` is not."""
+        """Return whether the dispatch has ended; only `ROUTED` has not."""
         return self is not DispatchStatus.ROUTED
 
 
 HOP_LIMIT: Final = "HOP_LIMIT"
-"""The `error_code` of a message that was passed on too often."""
+"""The `error_code` of a message that has reached the limit of hops."""
 
 _ERRORS: Final = frozenset(
     {
@@ -81,61 +77,6 @@ _ERRORS: Final = frozenset(
 _TRANSIENT: Final = frozenset({DispatchStatus.TIMEOUT, DispatchStatus.PUBLISH_FAILED})
 
 
-@final
-@dataclass(frozen=True)
-class DispatchRoute:
-    """Which messages of which topics go to which dispatcher.
-
-    Raises:
-        InvalidTopicError: `topic_pattern` is not a pattern.
-        ConfigurationError: An id or `message_type` is blank, `message_category` is none, or
-            `priority` is no whole number.
-    """
-
-    route_id: str
-    topic_pattern: str
-    message_category: MessageCategory
-    dispatcher_id: str
-    message_type: str | None = None
-    """Only messages of this name; `None` for all."""
-
-    priority: int = 0
-    """Higher comes first; among equals, the one registered first."""
-
-    enabled: bool = True
-    description: str = ""
-    correlation_id: Id | None = None
-    metadata: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    pattern: TopicPattern = field(init=False, repr=False, compare=False)
-    """`topic_pattern`, compiled."""
-
-    def __post_init__(self) -> None:
-        """Check everything and compile the pattern, so that a wrong route is refused here."""
-        require_id("A route's id", self.route_id)
-        what = f"route {self.route_id!r}"
-        require_category(what, self.message_category)
-        require_id(f"The dispatcher_id of {what}", self.dispatcher_id)
-        if self.message_type is not None:
-            require_id(f"The message_type of {what}", self.message_type)
-        require_priority(what, self.priority)
-        object.__setattr__(self, "pattern", TopicPattern(self.topic_pattern))
-        object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
-
-    def matches_topic(self, topic: str) -> bool:
-        """Whether the pattern matches `topic`, be the route enabled or not."""
-        return self.pattern.matches(topic)
-
-    def matches(
-        self, topic: str, category: MessageCategory, message_type: str | None = None
-    ) -> bool:
-        """Whether such a message takes this route."""
-        return self.enabled and self.takes(category, message_type) and self.matches_topic(topic)
-
-    def takes(self, category: MessageCategory, message_type: str | None) -> bool:
-        """Whether category and type fit, whatever the topic."""
-        return self.message_category is category and self.message_type in (None, message_type)
-
-
 def _no_outputs() -> list[str]:
     return []  # `list[str]()` takes ten times as long
 
@@ -143,53 +84,52 @@ def _no_outputs() -> list[str]:
 @final
 @dataclass(slots=True)
 class DispatchOutcome:
-    """What became of one dispatcher's work on one message."""
+    """The outcome of one dispatcher for one message."""
 
     dispatcher_id: str
     route_id: str
-    """The first route, by priority, that led to it."""
+    """The first matching route of the dispatcher, by priority."""
 
     status: DispatchStatus
     outputs: list[str] = field(default_factory=_no_outputs)
     duration_ms: float = 0.0
     error_message: str | None = None
-    """What went wrong, secrets removed."""
+    """The error, redacted."""
 
     error_code: str | None = None
     exception: BaseException | None = field(default=None, repr=False)
-    """What was raised, as it was: for code in this process, never for a log."""
+    """The exception itself, not redacted: never log it."""
 
     def is_successful(self) -> bool:
-        """Whether it did its work."""
+        """Return whether it succeeded."""
         return self.status is DispatchStatus.SUCCESS
 
     def is_error(self) -> bool:
-        """Whether it failed."""
+        """Return whether it failed."""
         return self.status.is_error()
 
 
 @final
 class DispatchResult:
-    """What became of one message. Read it, do not write it.
+    """The result of one dispatch. Read-only.
 
-    Ids and times are made when somebody looks at them, as most results are only asked
-    whether they are successful.
+    Ids and times are computed on first access, as most callers only read the status.
 
     Args:
-        dispatch_id: An id for this dispatch; made if not given.
-        status: The whole in one word.
-        topic: Where the message was sent.
+        dispatch_id: The id of this dispatch; a new one by default.
+        status: The status of the whole dispatch.
+        topic: The topic of the message.
         route_id: The route of `dispatcher_id`.
-        dispatcher_id: The first dispatcher, in order of priority, that ran.
-        message_category: What sort of message it was.
-        message_type: What it was called.
-        duration_ms: How long it took, publishing included.
-        started_at: When it began, as a time or as seconds since the epoch.
-        completed_at: When it ended; `started_at` and `duration_ms` say so too.
+        dispatcher_id: The first dispatcher that ran, by priority.
+        message_category: The category of the message.
+        message_type: The name of its type.
+        duration_ms: Milliseconds, including the publishing of outputs.
+        started_at: The start, as a datetime or as seconds since the epoch.
+        completed_at: The end; by default `started_at` plus `duration_ms`.
         outputs: All output topics, in the order of the dispatchers.
-        outcomes: One for each dispatcher that ran, in order of priority.
-        error_message: What went wrong, secrets removed.
-        error_code: The same in one word, for programs.
+        outcomes: One for each dispatcher that ran, by priority.
+        error_message: The error, redacted.
+        error_code: A code for the error, for programs.
         correlation_id: The envelope's.
         trace_id: The envelope's.
         span_id: The envelope's.
@@ -249,14 +189,14 @@ class DispatchResult:
 
     @property
     def dispatch_id(self) -> Id:
-        """An id for this dispatch."""
+        """The id of this dispatch."""
         if self._dispatch_id is None:
             self._dispatch_id = new_id()
         return self._dispatch_id
 
     @property
     def started_at(self) -> datetime:
-        """When it began, in UTC."""
+        """The start, in UTC."""
         started = self._started
         if not isinstance(started, datetime):
             stamp = datetime.now(UTC).timestamp() if started is None else started
@@ -265,7 +205,7 @@ class DispatchResult:
 
     @property
     def completed_at(self) -> datetime:
-        """When it ended, in UTC."""
+        """The end, in UTC."""
         if self._completed is None:
             end = self.started_at.timestamp() + self.duration_ms / 1000
             self._completed = datetime.fromtimestamp(end, tz=UTC)
@@ -273,35 +213,34 @@ class DispatchResult:
 
     @property
     def output_count(self) -> int:
-        """How many outputs there are."""
+        """The number of outputs."""
         return len(self.outputs)
 
     def is_successful(self) -> bool:
-        """Whether every dispatcher did its work and every output was published."""
+        """Return whether every dispatcher succeeded and every output was published."""
         return self.status is DispatchStatus.SUCCESS
 
     def is_error(self) -> bool:
-        """Whether anything went wrong, be it only in part."""
+        """Return whether anything failed, including partial failures."""
         return self.status.is_error()
 
     def requires_retry(self) -> bool:
-        """Whether the same may go well another time.
+        """Return whether a retry may succeed.
 
-        In a partial failure: whether one of those that failed may. Try those again that
-        failed, not the whole message: the others have done their work. A message that has
-        reached the hop limit would reach it again.
+        After a partial failure: whether a retry of one of the failed dispatchers may. Retry
+        only those, not the whole message. At the hop limit a retry never succeeds.
         """
         if self.status is DispatchStatus.PARTIAL:
             return any(outcome.status.requires_retry() for outcome in self.failed)
         return self.status.requires_retry() and self.error_code != HOP_LIMIT
 
     def is_terminal(self) -> bool:
-        """Whether it is over; only `ROUTED` is not."""
+        """Return whether the dispatch has ended; only `ROUTED` has not."""
         return self.status.is_terminal()
 
     @property
     def failed(self) -> list[DispatchOutcome]:
-        """The outcomes of those that did not do their work."""
+        """The outcomes of the dispatchers that failed."""
         return [outcome for outcome in self.outcomes if outcome.is_error()]
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""Balancing: in which order the endpoints of a group are tried.
+"""Round-robin, weighted, least-in-flight and key-based balancing of endpoints.
 
-A balancer gives an order, not a choice: the first endpoint is meant to get the message,
-and the next ones are where it goes if the first is out of order. It hears which one took
-it, so that the share of a lost endpoint is spread over all others, not just the next.
+A balancer orders the endpoints of a group: the message goes to the first, or to the next one if
+that is unhealthy. It is told which one got the message, so that the share of a failed endpoint
+is spread over all others, not just the next.
 """
 
 from __future__ import annotations
@@ -19,59 +19,61 @@ from msgbus.routing.endpoints.endpoints import Endpoint
 
 
 class Balancer(Protocol):
-    """Puts the endpoints of a group in the order in which they are tried."""
+    """Order the endpoints of a group for one delivery."""
 
     def order(self, endpoints: Sequence[Endpoint], key: str | None) -> Sequence[Endpoint]:
-        """All of `endpoints`, the one that is to get the message first."""
+        """Return all of `endpoints`, the preferred one first."""
         ...
 
     def took(self, endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> None:
-        """This one of `endpoints` is given a message now."""
+        """Note that `endpoint`, one of `endpoints`, is sent a message now."""
         ...
 
 
 class RoundRobin:
-    """One after the other: first the one that has waited longest."""
+    """Round-robin balancing: the least recently used endpoint first."""
 
     def __init__(self) -> None:
-        self._turns = count(1)
+        self._deliveries = count(1)
         self._last: WeakKeyDictionary[Endpoint, int] = WeakKeyDictionary()
 
     def order(self, endpoints: Sequence[Endpoint], key: str | None) -> Sequence[Endpoint]:
-        """The one that has waited longest first."""
+        """Return the least recently used endpoint first."""
         del key
-        return sorted(endpoints, key=self.last_turn)
+        return sorted(endpoints, key=self.last_delivery)
 
-    def last_turn(self, endpoint: Endpoint) -> int:
-        """When it last got a message, in turns; 0 if it never did."""
+    def last_delivery(self, endpoint: Endpoint) -> int:
+        """Return the number of its last delivery; 0 if it had none."""
         return self._last.get(endpoint, 0)
 
     def took(self, endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> None:
-        """It goes to the end of the line."""
+        """Move it to the end of the order."""
         del endpoints
-        self._last[endpoint] = next(self._turns)
+        self._last[endpoint] = next(self._deliveries)
 
 
 @final
 class LeastInFlight(RoundRobin):
-    """The one with the least to do for its weight; among equals, one after the other."""
+    """The endpoint with the fewest deliveries in flight per weight; round-robin among equals."""
 
     def order(self, endpoints: Sequence[Endpoint], key: str | None) -> Sequence[Endpoint]:
-        """The idlest first."""
+        """Return the least loaded endpoint first."""
         del key
-        return sorted(endpoints, key=lambda one: (one.in_flight / one.weight, self.last_turn(one)))
+        return sorted(
+            endpoints, key=lambda one: (one.in_flight / one.weight, self.last_delivery(one))
+        )
 
 
 @final
 class ByKey(RoundRobin):
-    """The same endpoint for the same key, in every process and after every restart.
+    """Rendezvous hashing: the same endpoint for the same key, in every process.
 
-    When an endpoint goes, only its own keys move; when one comes, only those it takes over.
-    Messages without a key go one after the other.
+    When an endpoint leaves, only its keys move; when one joins, only those it takes over.
+    Messages without a key are balanced round-robin.
     """
 
     def order(self, endpoints: Sequence[Endpoint], key: str | None) -> Sequence[Endpoint]:
-        """The endpoint of this key first, then the one that would follow it."""
+        """Return the endpoint of this key first, then those that would take it over."""
         if key is None:
             return super().order(endpoints, key)
         return sorted(endpoints, key=lambda one: _distance(key, one))
@@ -79,35 +81,34 @@ class ByKey(RoundRobin):
 
 @final
 class Weighted:
-    """In proportion to the weights, spread evenly rather than in bursts.
+    """Smooth weighted round-robin: in proportion to the weights, without bursts.
 
-    Each endpoint gains its weight with every message; who takes the message pays for all.
-    Those that were passed by gain nothing: who was down for long must not get everything
-    when it is back.
+    Each message adds its weight to the credit of every endpoint, and the one that gets it pays
+    the sum. Skipped endpoints gain no credit, so one that was down gets no burst when it is back.
     """
 
     def __init__(self) -> None:
         self._credit: WeakKeyDictionary[Endpoint, int] = WeakKeyDictionary()
 
     def order(self, endpoints: Sequence[Endpoint], key: str | None) -> Sequence[Endpoint]:
-        """The richest first."""
+        """Return the endpoint with the most credit first."""
         del key
         return sorted(endpoints, key=lambda one: -self._next_credit(one))
 
     def took(self, endpoint: Endpoint, endpoints: Sequence[Endpoint]) -> None:
-        """All that were not richer gain their weight, and this one pays."""
+        """Add the weights of those with no more credit, and charge this one."""
         limit = self._next_credit(endpoint)
-        taking_part = [one for one in endpoints if self._next_credit(one) <= limit]
-        for one in taking_part:
+        participants = [one for one in endpoints if self._next_credit(one) <= limit]
+        for one in participants:
             self._credit[one] = self._next_credit(one)
-        self._credit[endpoint] -= sum(one.weight for one in taking_part)
+        self._credit[endpoint] -= sum(one.weight for one in participants)
 
     def _next_credit(self, endpoint: Endpoint) -> int:
         return self._credit.get(endpoint, 0) + endpoint.weight
 
 
 def _distance(key: str, endpoint: Endpoint) -> float:
-    """A number that depends on nothing but the key, the endpoint's id and its weight."""
+    """Return the rank of an endpoint for a key, from the key, its id and its weight."""
     # The length keeps ("a", "bc") and ("ab", "c") apart.
     text = f"{len(key)}:{key}:{endpoint.endpoint_id}"
     digest = blake2b(text.encode(), digest_size=8).digest()
@@ -116,7 +117,7 @@ def _distance(key: str, endpoint: Endpoint) -> float:
 
 
 Balancing: TypeAlias = str | Balancer
-"""A balancer, or the name of one: see `BALANCERS`."""
+"""A balancer, or a name in `BALANCERS`."""
 
 BALANCERS: Final[dict[str, Callable[[], Balancer]]] = {
     "round_robin": RoundRobin,
@@ -127,15 +128,15 @@ BALANCERS: Final[dict[str, Callable[[], Balancer]]] = {
 
 
 def make_balancer(balancing: Balancing) -> Balancer:
-    """The balancer of a name, or the one that was given.
+    """Return the balancer of a name, or the given one.
 
     Raises:
-        ConfigurationError: There is none of this name.
+        ConfigurationError: The name is unknown.
     """
     if not isinstance(balancing, str):
         return balancing
     make = BALANCERS.get(balancing)
     if make is None:
-        message = f"balancing={balancing!r} is none of: {', '.join(BALANCERS)}."
+        message = f"balancing={balancing!r} is not one of: {', '.join(BALANCERS)}."
         raise ConfigurationError(message)
     return make()

@@ -1,8 +1,7 @@
-"""Requests and their answers: every request ends, once, and its place is freed.
+"""CorrelationManager: match replies to pending requests by correlation id.
 
-A request ends in exactly one of four ways: a reply, an error, no answer in time, or being
-called off. Whichever comes first takes the request out of the table; whoever comes later
-finds nothing there and is counted. So nothing can end twice, and nothing is left behind.
+A request ends exactly once: with a reply, an error, a timeout or a cancellation. The first of
+them removes the request from the table; later ones find nothing there and are counted.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from msgbus.runtime.event_loop import Runtime, Waker, current_runtime
 from msgbus.runtime.timeouts import in_time
 
 Send: TypeAlias = Callable[[str], Any]
-"""Sends a request of this correlation id on its way; sync or async."""
+"""Sends a request with this correlation id; sync or async."""
 
 
 class RequestEnd(Enum):
-    """The ways in which a request ends."""
+    """How a request ends."""
 
     REPLY = "reply"
     ERROR = "error"
@@ -37,7 +36,7 @@ class RequestEnd(Enum):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorrelationStats:
-    """What a manager has counted, at one moment: `started` is the sum of the next five."""
+    """Counters of a manager at one moment: `started` is the sum of the next five."""
 
     started: int
     pending: int
@@ -46,18 +45,18 @@ class CorrelationStats:
     timed_out: int
     cancelled: int
     late: int
-    """Replies that came after their request had run out of time or was called off."""
+    """Replies to a request that had timed out or was cancelled."""
 
     duplicate: int
-    """Replies to a request that had been answered."""
+    """Further replies to a request that had one."""
 
     unknown: int
-    """Replies to a request that nobody remembers."""
+    """Replies to an unknown correlation id."""
 
 
 @final
-class _Slot:
-    """One open request and the task that waits for its answer."""
+class _PendingRequest:
+    """One pending request and the task that waits for its reply."""
 
     __slots__ = ("_waiter", "end", "value")
 
@@ -67,9 +66,9 @@ class _Slot:
         self.value: Any = None
 
     def finish(self, end: RequestEnd, value: Any) -> None:
-        """End it and wake the one who waits; from any thread."""
+        """End it and wake the waiting task; from any thread."""
         self.value = value
-        self.end = end  # after the value, and before looking who waits
+        self.end = end  # after the value, and before reading the waiter
         if self._waiter is None:
             return
         runtime, waker = self._waiter
@@ -84,13 +83,13 @@ class _Slot:
             return
         runtime = current_runtime()
         waker = runtime.waker()
-        # Said before looking again: who ends it now either is seen here or sees this.
+        # Set before `end` is read again: a concurrent `finish` either is seen here or sees this.
         self._waiter = (runtime, waker)
         while self.end is None:
             await waker.wait()
 
     def unpack(self) -> Any:
-        """The reply, or raise what came instead of it."""
+        """Return the reply, or raise the error."""
         if self.end is RequestEnd.REPLY:
             return self.value
         raise self.value
@@ -98,20 +97,20 @@ class _Slot:
 
 @final
 class CorrelationManager:
-    """Open requests by correlation id.
+    """Pending requests by correlation id.
 
     ```python
-    answer = await correlations.request(lambda request_id: socket.send(question, request_id))
+    reply = await correlations.request(lambda request_id: socket.send(question, request_id))
     ...
-    correlations.reply(request_id, answer)  # from any task or thread
+    correlations.reply(request_id, value)  # from any task or thread
     ```
 
-    `request` may be called on any event loop, and the answers may come from any thread.
+    `request` may be called on any event loop, and replies may come from any thread.
 
     Args:
-        timeout: Seconds to wait for an answer, unless a request says otherwise.
-        remember: So many ended requests are remembered, to tell late replies from wrong ones.
-        clock: Where time comes from.
+        timeout: Seconds to wait for a reply, unless a request has its own.
+        remember: How many ended requests are remembered, to tell late replies from unknown ones.
+        clock: The source of time.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class CorrelationManager:
         self._clock: Clock = SystemClock() if clock is None else clock
         self._remember = remember
         self._lock = threading.Lock()
-        self._open: dict[str, _Slot] = {}
+        self._pending: dict[str, _PendingRequest] = {}
         self._ended: dict[str, RequestEnd] = {}
         self._counts = dict.fromkeys(RequestEnd, 0)
         self._started = 0
@@ -129,7 +128,7 @@ class CorrelationManager:
         self._duplicate = 0
         self._unknown = 0
 
-    # -- asking ----------------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------
 
     async def request(
         self,
@@ -139,94 +138,93 @@ class CorrelationManager:
         timeout: float | None = None,
         what: str = "the request",
     ) -> Any:
-        """Send a request and wait for its answer.
+        """Send a request and wait for its reply.
 
-        The time limit holds for the sending too. If this call is cancelled, or runs out of
-        time while it sends, the sending is cancelled with it.
+        The time limit includes the sending, which is cancelled with this call or on a timeout.
 
         Args:
-            send: Called with the correlation id, once the request is open.
-            correlation_id: Its id; a fresh one if not given.
-            timeout: Seconds to wait for the answer; the manager's if not given.
-            what: What was asked, for errors.
+            send: Called with the correlation id, once the request is pending.
+            correlation_id: Its id; a new one by default.
+            timeout: Seconds to wait for the reply; by default the manager's.
+            what: The name of the request in errors.
 
         Raises:
-            RequestTimeoutError: No answer came in time.
-            RequestCancelledError: Somebody called it off with `cancel`.
-            DuplicateRequestError: A request of this id is open.
-            Exception: What `fail` was given, or what `send` raised.
+            RequestTimeoutError: No reply came in time.
+            RequestCancelledError: It was cancelled with `cancel`.
+            DuplicateRequestError: A request with this id is pending.
+            Exception: The error passed to `fail`, or raised by `send`.
         """
         request_id = new_id() if correlation_id is None else str(correlation_id)
         seconds = self.timeout if timeout is None else timeout
-        slot = self._begin(request_id)
+        pending = self._begin(request_id)
         try:
-            await in_time(_exchange(send, request_id, slot), seconds, self._clock)
+            await in_time(_exchange(send, request_id, pending), seconds, self._clock)
         except Exception as error:
             if self._claim(request_id, RequestEnd.ERROR) is not None:
                 raise
-            del error  # the answer came first, and it counts
+            del error  # the reply came first
         except BaseException:
             self._claim(request_id, RequestEnd.CANCEL)
             raise
-        if slot.end is None and self._claim(request_id, RequestEnd.TIMEOUT) is not None:
+        if pending.end is None and self._claim(request_id, RequestEnd.TIMEOUT) is not None:
             raise RequestTimeoutError(what, seconds=seconds)
-        # Another thread may have taken the slot a moment ago and be about to fill it.
-        await slot.wait()
-        return slot.unpack()
+        # Another thread may have claimed the request and be about to finish it.
+        await pending.wait()
+        return pending.unpack()
 
-    def _begin(self, request_id: str) -> _Slot:
-        slot = _Slot()
+    def _begin(self, request_id: str) -> _PendingRequest:
+        pending = _PendingRequest()
         with self._lock:
-            if request_id in self._open:
+            if request_id in self._pending:
                 message = (
-                    f"A request with the correlation id {request_id!r} is still open. "
-                    f"Give each request an id of its own, or none."
+                    f"A request with the correlation id {request_id!r} is still pending. "
+                    f"Give each request its own id, or none."
                 )
                 raise DuplicateRequestError(message)
-            self._open[request_id] = slot
+            self._pending[request_id] = pending
             self._started += 1
-        return slot
+        return pending
 
-    def _claim(self, request_id: str, end: RequestEnd) -> _Slot | None:
-        """Take a request out of the table. One caller gets it, all others `None`."""
+    def _claim(self, request_id: str, end: RequestEnd) -> _PendingRequest | None:
+        """Remove a request from the table. One caller gets it, all others `None`."""
         with self._lock:
-            slot = self._open.pop(request_id, None)
-            if slot is not None:
+            pending = self._pending.pop(request_id, None)
+            if pending is not None:
                 self._counts[end] += 1
                 self._ended[request_id] = end
                 if len(self._ended) > self._remember:
                     del self._ended[next(iter(self._ended))]
-            return slot
+            return pending
 
-    # -- answering -------------------------------------------------------------------------
+    # -- replies ---------------------------------------------------------------------------
 
     def reply(self, correlation_id: Id, value: Any) -> bool:
-        """Answer a request; false if it is no longer open, which is counted."""
+        """Reply to a request; false if it is no longer pending, which is counted."""
         return self._finish(str(correlation_id), RequestEnd.REPLY, value)
 
     def fail(self, correlation_id: Id, error: BaseException) -> bool:
-        """Answer a request with an error; false if it is no longer open."""
+        """End a request with an error; false if it is no longer pending."""
         return self._finish(str(correlation_id), RequestEnd.ERROR, error)
 
-    def cancel(self, correlation_id: Id, reason: str = "it was called off") -> bool:
-        """Call a request off; false if it is no longer open."""
+    def cancel(self, correlation_id: Id, reason: str = "it was cancelled") -> bool:
+        """Cancel a request; false if it is no longer pending."""
         request_id = str(correlation_id)
-        slot = self._claim(request_id, RequestEnd.CANCEL)
-        if slot is None:
+        pending = self._claim(request_id, RequestEnd.CANCEL)
+        if pending is None:
             return False
-        error = RequestCancelledError(f"The request {request_id} got no answer: {reason}.")
-        slot.finish(RequestEnd.CANCEL, error)
+        error = RequestCancelledError(f"The request {request_id} got no reply: {reason}.")
+        pending.finish(RequestEnd.CANCEL, error)
         return True
 
     def _finish(self, request_id: str, end: RequestEnd, value: Any) -> bool:
-        slot = self._claim(request_id, end)
-        if slot is None:
-            self._count_stray(request_id)
+        pending = self._claim(request_id, end)
+        if pending is None:
+            self._count_unexpected(request_id)
             return False
-        slot.finish(end, value)
+        pending.finish(end, value)
         return True
 
-    def _count_stray(self, request_id: str) -> None:
+    def _count_unexpected(self, request_id: str) -> None:
         with self._lock:
             ended = self._ended.get(request_id)
             if ended is None:
@@ -236,23 +234,23 @@ class CorrelationManager:
             else:
                 self._late += 1
 
-    # -- looking ---------------------------------------------------------------------------
+    # -- stats -----------------------------------------------------------------------------
 
     def is_pending(self, correlation_id: Id) -> bool:
-        """Whether a request of this id is open."""
-        return str(correlation_id) in self._open
+        """Return whether a request with this id is pending."""
+        return str(correlation_id) in self._pending
 
     @property
     def pending(self) -> int:
-        """How many requests are open."""
-        return len(self._open)
+        """The number of pending requests."""
+        return len(self._pending)
 
     def stats(self) -> CorrelationStats:
-        """All counters at one moment."""
+        """Return a snapshot of all counters."""
         with self._lock:
             return CorrelationStats(
                 started=self._started,
-                pending=len(self._open),
+                pending=len(self._pending),
                 replied=self._counts[RequestEnd.REPLY],
                 failed=self._counts[RequestEnd.ERROR],
                 timed_out=self._counts[RequestEnd.TIMEOUT],
@@ -263,15 +261,15 @@ class CorrelationManager:
             )
 
 
-async def _exchange(send: Send, request_id: str, slot: _Slot) -> None:
+async def _exchange(send: Send, request_id: str, pending: _PendingRequest) -> None:
     sending = send(request_id)
     if inspect.isawaitable(sending):
         await sending
-    await slot.wait()
+    await pending.wait()
 
 
 class RequestTransport(Protocol):
-    """How the requests of a bus travel to whoever answers them."""
+    """Send the requests of a bus to their handlers."""
 
     async def send(
         self,
@@ -282,10 +280,10 @@ class RequestTransport(Protocol):
         timeout: float,
         headers: Mapping[str, str] | None,
     ) -> None:
-        """Send `command` on its way.
+        """Send `command`.
 
-        The answer goes to `correlations.reply` or `.fail`, now or later, under this id.
-        Raise `NoReplierError` if nobody is there to answer. The call is cancelled when the
-        request has run out of time; `timeout` is for the other side.
+        The reply goes to `correlations.reply` or `.fail` with this id, now or later. Raise
+        `NoReplierError` if nothing handles the command. The call is cancelled when the request
+        times out; `timeout` is for the other side.
         """
         ...

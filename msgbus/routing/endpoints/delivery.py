@@ -1,4 +1,4 @@
-"""Delivery: a message to one endpoint of a group, or to the next one if that is down."""
+"""EndpointPool: deliver a message to one endpoint of a group, with failover and retries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from msgbus.resilience.config import RetryAttempt, RetryConfig
 from msgbus.resilience.retry import Retry
 from msgbus.routing.endpoints.balancing import Balancing, make_balancer
 from msgbus.routing.endpoints.endpoints import Endpoint, EndpointRegistry
-from msgbus.routing.endpoints.health import HealthMonitor, Passage
+from msgbus.routing.endpoints.health import DeliveryPermit, HealthMonitor
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import LATE
@@ -32,24 +32,20 @@ from msgbus.telemetry.redaction import redact_exception
 MAX_MESSAGE_SIZE: Final = 1024 * 1024
 MAX_DELIVERIES: Final = 1000
 DELIVERY_TIMEOUT: Final = 10.0
-"""Seconds that a delivery may take: a third of what a request waits for its answer."""
+"""Time limit of a delivery, in seconds: a third of that of a request."""
 
 
-@final
-class AnswersLater:
-    """What a delivery gives if the answer will come as a message of its own."""
-
-
-LATER: Final = AnswersLater()
+LATER: Final = object()
+"""The result of a delivery if the reply comes as a response message."""
 
 _delivering: Final[ContextVar[tuple[EndpointPool, ...]]] = ContextVar(
     "msgbus_delivering", default=()
 )
-"""The pools in whose deliveries this code runs."""
+"""The pools whose deliveries this code runs in."""
 
 
 def size_of(payload: object) -> int:
-    """How many bytes a payload has on the wire: as it is, or as JSON."""
+    """Return the bytes of a payload: of text or bytes as they are, of others as JSON."""
     if isinstance(payload, bytes | bytearray):
         return len(payload)
     if isinstance(payload, str):
@@ -61,24 +57,23 @@ def size_of(payload: object) -> int:
 
 @final
 class EndpointPool:
-    """Delivers to endpoints: balanced, bounded, and past those that are down.
+    """Delivers messages to endpoints, with balancing, limits and failover.
 
-    A delivery that fails because its endpoint is out of reach goes to the next endpoint,
-    which may mean that two of them have seen the message: delivery is at least once. Other
-    errors are the endpoint's answer: they go to the caller, and do not count against the
-    endpoint. It belongs to one event loop.
+    If an endpoint is unreachable, the message goes to the next one, so two of them may have seen
+    it: delivery is at least once. Other errors are the endpoint's reply: they are raised, and do
+    not count against the endpoint. A pool belongs to one event loop.
 
     Args:
-        endpoints: Whom to deliver to.
-        monitor: Knows who is well; one that only judges deliveries if not given.
+        endpoints: The endpoints to deliver to.
+        monitor: The health of the endpoints; by default a monitor without checks.
         balancing: `round_robin`, `least_in_flight`, `weighted`, `by_key`, or a `Balancer`.
-        timeout: Seconds that one delivery may take, with all its retries; `None` for no limit.
-            Less than a request waits for its answer, so that another endpoint can be asked.
-        failover_on: Errors that mean "out of reach"; running out of time is one of them.
+        timeout: Time limit of one delivery with its retries, in seconds; `None` for no limit.
+            Less than that of a request, so that another endpoint can be used in its time.
+        failover_on: Errors that mean "unreachable", in addition to `TimeoutError`.
         max_message_size: Bytes of the largest payload, as JSON unless it is text or bytes.
-        max_deliveries: Deliveries under way at once; more wait for their turn. What is
-            delivered inside a delivery, as by a worker that asks another, uses its place.
-        clock: Where time comes from.
+        max_deliveries: Deliveries in flight at once; more wait. A delivery inside another, as
+            by an endpoint that sends a request, does not count.
+        clock: The source of time.
     """
 
     def __init__(
@@ -104,48 +99,47 @@ class EndpointPool:
         self._failover_on = (*failover_on, TimeoutError)
         self.max_message_size = max_message_size
         self.max_deliveries = max_deliveries
-        self._places: anyio.Semaphore | None = None
+        self._slots: anyio.Semaphore | None = None
 
     async def deliver(self, name: str, envelope: EventEnvelope[Any]) -> Any:
-        """Deliver to the endpoint or group of this name, and give what it answers.
+        """Deliver to the endpoint or group of this name, and return the reply.
 
         Raises:
-            MissingEndpointError: There is none of this name.
-            MessageTooLargeError: The payload is too large; nobody got it.
-            NoHealthyEndpointError: All are out of order; nobody got it.
-            EndpointFailedError: All that were tried are out of reach.
-            Exception: What the endpoint raised.
+            MissingEndpointError: No endpoint and no group has this name.
+            MessageTooLargeError: The payload is too large; nothing was delivered.
+            NoHealthyEndpointError: All are unhealthy; nothing was delivered.
+            EndpointFailedError: All attempted endpoints are unreachable.
+            Exception: The error that the endpoint raised.
         """
         self.check_size(envelope)
         return await self.deliver_checked(name, envelope)
 
     async def deliver_checked(
-        self, name: str, envelope: EventEnvelope[Any], cut: list[Passage] | None = None
+        self,
+        name: str,
+        envelope: EventEnvelope[Any],
+        interrupted: list[DeliveryPermit] | None = None,
     ) -> Any:
-        """As `deliver`, of a message whose size has been checked.
+        """Deliver a message whose size has been checked.
 
-        With `cut`, the passage of a delivery that is cancelled is left open and put there: the
-        caller knows whether its own time had run out, and must end it.
+        With `interrupted`, the permit of a cancelled delivery is not ended but appended there:
+        the caller knows whether its own time limit was the cause, and must end it.
         """
         outer = _delivering.get()
         if self in outer:
-            # Inside a delivery that has a place: to wait for another could be for ever.
-            return await self._deliver(name, envelope, cut)
-        if self._places is None:
-            self._places = anyio.Semaphore(self.max_deliveries, fast_acquire=True)
-        async with self._places:
+            # Inside a delivery that has a slot: waiting for another could deadlock.
+            return await self._deliver(name, envelope, interrupted)
+        if self._slots is None:
+            self._slots = anyio.Semaphore(self.max_deliveries, fast_acquire=True)
+        async with self._slots:
             token = _delivering.set((*outer, self))
             try:
-                return await self._deliver(name, envelope, cut)
+                return await self._deliver(name, envelope, interrupted)
             finally:
                 _delivering.reset(token)
 
     def check_size(self, envelope: EventEnvelope[Any]) -> None:
-        """Raise if the payload is larger than may be delivered.
-
-        Raises:
-            MessageTooLargeError: It is.
-        """
+        """Raise `MessageTooLargeError` if the payload is larger than `max_message_size`."""
         size = size_of(envelope.payload)
         if size > self.max_message_size:
             raise MessageTooLargeError(
@@ -153,46 +147,46 @@ class EndpointPool:
             )
 
     async def _deliver(
-        self, name: str, envelope: EventEnvelope[Any], cut: list[Passage] | None
+        self, name: str, envelope: EventEnvelope[Any], interrupted: list[DeliveryPermit] | None
     ) -> Any:
-        # Asked for only now: while this waited for its turn, endpoints may have changed.
+        # Read only now: endpoints may have changed while this waited for a slot.
         members = self.endpoints.members(name)
         if not members:
             raise MissingEndpointError(name)
         failures: list[tuple[str, Exception]] = []
         reasons: dict[str, str] = {}
         for endpoint in self._balancer.order(members, envelope.key):
-            passage = self.monitor.admit(endpoint)
-            if isinstance(passage, str):
-                reasons[endpoint.endpoint_id] = passage
+            permit = self.monitor.admit(endpoint)
+            if isinstance(permit, str):
+                reasons[endpoint.endpoint_id] = permit
                 continue
             self._balancer.took(endpoint, members)
             try:
-                return await self._send(endpoint, passage, envelope, cut)
+                return await self._send(endpoint, permit, envelope, interrupted)
             except Exception as error:
-                if not self._is_out_of_reach(error):
+                if not self._is_unreachable(error):
                     raise
                 failures.append((endpoint.endpoint_id, error))
         if failures:
-            attempts = [(tried, redact_exception(error)) for tried, error in failures]
+            attempts = [(attempted, redact_exception(error)) for attempted, error in failures]
             raise EndpointFailedError(name, attempts=attempts) from failures[-1][1]
         retry_after = min(self.monitor.retry_after(endpoint) for endpoint in members)
         raise NoHealthyEndpointError(name, reasons=reasons, retry_after=retry_after)
 
-    def _is_out_of_reach(self, error: Exception) -> bool:
+    def _is_unreachable(self, error: Exception) -> bool:
         return isinstance(error, self._failover_on) and not isinstance(error, Refusal)
 
     async def _send(
         self,
         endpoint: Endpoint,
-        passage: Passage,
+        permit: DeliveryPermit,
         envelope: EventEnvelope[Any],
-        cut: list[Passage] | None,
+        interrupted: list[DeliveryPermit] | None,
     ) -> Any:
-        """Deliver to one endpoint, as often as its retries say."""
+        """Deliver to one endpoint, with its retries."""
         until = None if self._timeout is None else self._clock.now() + self._timeout
         try:
-            return await self._try(endpoint, passage, envelope, until, cut)
+            return await self._attempt(endpoint, permit, envelope, until, interrupted)
         except Exception as error:
             if endpoint.retry is None:
                 raise
@@ -201,81 +195,81 @@ class EndpointPool:
         state = retry.begin()
         attempt = 1
         while True:
-            verdict = retry.judge(state, failure, attempt, until)
-            if verdict.pause is None or not self._is_for_retry(endpoint.retry, failure):
+            decision = retry.decide(state, failure, attempt, until)
+            if decision.delay is None or not self._is_for_retry(endpoint.retry, failure):
                 raise failure
-            failed = RetryAttempt(envelope, endpoint.endpoint_id, attempt, failure, verdict.pause)
-            _announce(endpoint.retry, failed)
-            await self._clock.sleep(verdict.pause)
+            failed = RetryAttempt(envelope, endpoint.endpoint_id, attempt, failure, decision.delay)
+            _report_retry(endpoint.retry, failed)
+            await self._clock.sleep(decision.delay)
             again = self.monitor.admit(endpoint)
-            if isinstance(again, str):  # its circuit has opened, or it is unwell
+            if isinstance(again, str):  # it has become unhealthy
                 raise failure
             attempt += 1
             try:
-                return await self._try(endpoint, again, envelope, until, cut)
+                return await self._attempt(endpoint, again, envelope, until, interrupted)
             except Exception as error:
                 failure = error
 
     def _is_for_retry(self, retry: RetryConfig, error: Exception) -> bool:
-        """Whether to ask again makes sense: for an answer only if the config names errors."""
+        """Return whether to retry: for a reply only if the config names errors."""
         names_errors = not retry.model_fields_set.isdisjoint({"retry_on", "retry"})
-        return names_errors or self._is_out_of_reach(error)
+        return names_errors or self._is_unreachable(error)
 
-    async def _try(
+    async def _attempt(
         self,
         endpoint: Endpoint,
-        passage: Passage,
+        permit: DeliveryPermit,
         envelope: EventEnvelope[Any],
         until: float | None,
-        cut: list[Passage] | None,
+        interrupted: list[DeliveryPermit] | None,
     ) -> Any:
         try:
             if until is None:
-                answer = await endpoint.deliver(envelope)
+                reply = await endpoint.deliver(envelope)
             else:
-                answer = await self._try_in_time(endpoint, envelope, until)
+                reply = await self._attempt_in_time(endpoint, envelope, until)
         except Exception as error:
-            if self._is_out_of_reach(error):
-                await passage.failed(error)
+            if self._is_unreachable(error):
+                await permit.failed(error)
             else:
-                await passage.answered(error)
+                await permit.replied(error)
             raise
         except BaseException:
-            if cut is None:
-                passage.cancelled()
+            if interrupted is None:
+                permit.cancelled()
             else:
-                cut.append(passage)
+                interrupted.append(permit)
             raise
-        await passage.succeeded()
-        return LATER if endpoint.answers_later else answer
+        await permit.succeeded()
+        return LATER if endpoint.answers_later else reply
 
-    async def _try_in_time(
+    async def _attempt_in_time(
         self, endpoint: Endpoint, envelope: EventEnvelope[Any], until: float
     ) -> Any:
         seconds = max(until - self._clock.now(), 0.0)
-        answer = await in_time(endpoint.deliver(envelope), seconds, self._clock)
-        if answer is not LATE:
-            return answer
+        reply = await in_time(endpoint.deliver(envelope), seconds, self._clock)
+        if reply is not LATE:
+            return reply
         message = f"{endpoint.endpoint_id} did not take the message within {self._timeout:g} s."
         raise TimeoutError(message)
 
-    async def end_cut(self, cut: list[Passage], seconds: float) -> None:
-        """End the passages of deliveries whose requester's time, so many seconds, is over.
+    async def end_interrupted(self, interrupted: list[DeliveryPermit], seconds: float) -> None:
+        """End the permits of deliveries whose requester timed out after `seconds`.
 
-        That counts against the endpoint that had most of it; not against one that was asked in
-        the last moment, after others.
+        That counts as a failure of an endpoint that had at least half of that time, not of one
+        that got the message later, after others had failed.
         """
-        for passage in cut:
-            if passage.is_older_than(self._most_of(seconds)):
-                await passage.failed(TimeoutError(f"no answer within {seconds:g} s"))
+        for permit in interrupted:
+            if permit.is_older_than(self._half_of(seconds)):
+                await permit.failed(TimeoutError(f"no reply within {seconds:g} s"))
             else:
-                passage.cancelled()
+                permit.cancelled()
 
-    def _most_of(self, seconds: float) -> float:
+    def _half_of(self, seconds: float) -> float:
         return seconds / 2 if self._timeout is None else min(seconds / 2, self._timeout)
 
 
-def _announce(retry: RetryConfig, attempt: RetryAttempt) -> None:
+def _report_retry(retry: RetryConfig, attempt: RetryAttempt) -> None:
     envelope: EventEnvelope[Any] = attempt.message
     log.warning(
         "delivery_retried",

@@ -1,50 +1,94 @@
-"""Endpoints: where messages are delivered, and the registry that knows them all."""
+"""Endpoint and EndpointRegistry: destinations of messages, with groups and tags."""
 
 from __future__ import annotations
 
+import inspect
+import math
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, TypeAlias, cast, final
+from typing import Any, Final, TypeAlias, cast, final
+
+from anyio.lowlevel import RunVar
 
 from msgbus.errors import ConfigurationError
 from msgbus.messages.topics.pattern import TopicPattern
 from msgbus.resilience.config import RetryConfig
-from msgbus.routing.calls import Callee
-from msgbus.routing.dispatch.dispatchers import duplicate
+from msgbus.routing.dispatch.dispatchers import duplicate, is_async
 from msgbus.routing.envelope import EventEnvelope
-from msgbus.routing.inputs import require_id
+from msgbus.runtime.arguments import require_id
+from msgbus.runtime.threads import ThreadPool
 
 Deliver: TypeAlias = Callable[[EventEnvelope[Any]], Awaitable[Any] | Any]
-"""Brings a message to its endpoint; what it gives is the answer to a request."""
+"""Delivers a message; its return value is the reply to a request."""
 
 Check: TypeAlias = Callable[[], Awaitable[object] | object]
-"""A health check: well unless it raises, gives `False` or takes too long."""
+"""A health check, which fails if it raises, returns `False` or times out."""
+
+_in_thread: Final[ContextVar[bool]] = ContextVar("msgbus_call_in_thread", default=False)
+"""Whether this code was called from the thread of a sync function."""
+
+
+@final
+class AsyncCall:
+    """Await an async function, or run a sync one in threads of its own.
+
+    The threads are not shared, so a function that hangs blocks no other. A call made from the
+    thread of another sync function is not bounded: waiting for a thread could deadlock.
+    """
+
+    def __init__(self, function: Callable[..., Any], max_threads: int) -> None:
+        self._function = function
+        self._is_async = is_async(function)
+        self._max_threads = max_threads
+        self._pools: RunVar[tuple[ThreadPool, ThreadPool]] = RunVar("msgbus_call_threads")
+
+    async def __call__(self, *args: Any) -> Any:
+        """Call the function and return its value."""
+        if self._is_async:
+            return await self._function(*args)
+
+        def work() -> list[Any]:
+            _in_thread.set(True)  # in the thread's own copy of the context
+            # In a list, as trio refuses to return an awaitable from a thread.
+            return [self._function(*args)]
+
+        bounded, unbounded = self._threads()
+        [value] = await (unbounded if _in_thread.get() else bounded).run(work)
+        return await value if inspect.isawaitable(value) else value
+
+    def _threads(self) -> tuple[ThreadPool, ThreadPool]:
+        pools = self._pools.get(None)
+        if pools is None:
+            pools = (ThreadPool(self._max_threads), ThreadPool(math.inf))
+            self._pools.set(pools)
+        return pools
 
 
 @final
 class Endpoint:
-    """One place to which messages can be delivered: a worker, a service, a queue.
+    """A destination of messages: a worker, a service or a queue.
 
     Args:
         endpoint_id: Its id, unique in a registry.
-        send: Brings a message there. Its value answers a request. A sync function runs in a
-            thread.
-        group: A name that several endpoints share; a route may lead to it.
-        topics: Patterns of the topics it serves, for those who look for one.
-        tags: Words and values to find it by, as `{"zone": "north"}`.
-        weight: How much it can take, beside others of its group.
-        check: Whether it is well, for the `HealthMonitor`. A sync function runs in a thread.
-        answers_later: Whether the answer to a request comes as a message of its own,
-            rather than as the value of `send`.
-        retry: How often a delivery that failed is tried again before another endpoint is
-            asked, within the time that a delivery may take. An error that is the endpoint's
-            answer is tried again only if `retry_on` or `retry` says so.
+        send: Delivers a message; its return value is the reply to a request. A sync function
+            runs in a thread.
+        group: A name that several endpoints share; a route may name it.
+        topics: Patterns of the topics it serves, for `EndpointRegistry.serving`.
+        tags: Labels to find it by, such as `{"zone": "north"}`.
+        weight: Its capacity, relative to others of its group.
+        check: A health check for the `HealthMonitor`. A sync function runs in a thread.
+        answers_later: Whether the reply to a request comes as a response message, rather than
+            as the return value of `send`.
+        retry: How a failed delivery is retried before the next endpoint is used, within the
+            time limit of a delivery. An error that is the endpoint's reply is retried only if
+            `retry_on` or `retry` is set.
         max_threads: How many calls of a sync `send` run at once.
 
     Raises:
-        ConfigurationError: A setting is wrong.
-        InvalidTopicError: One of `topics` is no pattern.
+        ConfigurationError: An argument is not valid.
+        InvalidTopicError: One of `topics` is not a valid pattern.
     """
 
     def __init__(
@@ -80,24 +124,24 @@ class Endpoint:
         self.check = check
         self.answers_later = answers_later
         self.retry = retry
-        self.deliver = Callee(send, max_threads)
-        """`send`, to be awaited whether it is sync or not."""
-        # One thread: a check that hangs is not begun again beside itself.
-        self.ask_health = None if check is None else Callee(check, 1)
-        """`check`, to be awaited whether it is sync or not."""
+        self.deliver = AsyncCall(send, max_threads)
+        """Awaits `send`, sync or async."""
+        # One thread: a check that hangs is not started a second time.
+        self.run_check = None if check is None else AsyncCall(check, 1)
+        """Awaits `check`, sync or async."""
         self.in_flight = 0
-        """Deliveries under way."""
+        """Deliveries in flight."""
         self.delivered = 0
         """Deliveries that succeeded."""
         self.failed = 0
-        """Deliveries that failed; those that were cancelled are neither."""
+        """Deliveries that failed; cancelled ones are not counted."""
 
     def serves(self, topic: str) -> bool:
-        """Whether one of its patterns matches `topic`."""
+        """Return whether one of its patterns matches `topic`."""
         return any(pattern.matches(topic) for pattern in self.topics)
 
     def has_tags(self, tags: Mapping[str, str]) -> bool:
-        """Whether it has all these tags, with these values."""
+        """Return whether it has all these tags, with these values."""
         return tags.items() <= self.tags.items()
 
     def __repr__(self) -> str:
@@ -113,7 +157,7 @@ def _require_callable(endpoint_id: str, option: str, given: object) -> None:
 
 @final
 class EndpointRegistry:
-    """All endpoints. They may come and go at any time; readers in any thread see a whole.
+    """Endpoints by id and group. Safe to read and change from any thread.
 
     ```python
     endpoints = EndpointRegistry()
@@ -123,23 +167,23 @@ class EndpointRegistry:
     """
 
     def __init__(self) -> None:
-        self._writing = threading.Lock()
-        # Both are replaced as a whole, never altered.
+        self._lock = threading.Lock()
+        # Both are replaced as a whole, never modified.
         self._by_id: dict[str, Endpoint] = {}
         self._members: dict[str, tuple[Endpoint, ...]] = {}
 
     def register(self, endpoint: Endpoint) -> Endpoint:
-        """Take an endpoint in.
+        """Add an endpoint.
 
         Raises:
-            DuplicateHandlerError: There is one of this id, or a group of this name.
-            ConfigurationError: It is no endpoint, or its group is called like another endpoint.
+            DuplicateHandlerError: An endpoint or a group has this id.
+            ConfigurationError: It is not an `Endpoint`, or its group has the id of an endpoint.
         """
         given = cast("object", endpoint)
         if not isinstance(given, Endpoint):
             message = f"{given!r:.80} is not an Endpoint. Make one: Endpoint(endpoint_id, send)."
             raise ConfigurationError(message)
-        with self._writing:
+        with self._lock:
             if endpoint.endpoint_id in self._members:
                 raise duplicate("endpoint or group", endpoint.endpoint_id)
             if endpoint.group in self._by_id:
@@ -152,8 +196,8 @@ class EndpointRegistry:
         return endpoint
 
     def unregister(self, endpoint_id: str) -> bool:
-        """Let an endpoint go; false if there was none. What is under way is finished."""
-        with self._writing:
+        """Remove an endpoint; return whether it was registered. Deliveries in flight finish."""
+        with self._lock:
             if endpoint_id not in self._by_id:
                 return False
             left = {name: one for name, one in self._by_id.items() if name != endpoint_id}
@@ -169,20 +213,20 @@ class EndpointRegistry:
         self._by_id, self._members = by_id, members
 
     def get(self, endpoint_id: str) -> Endpoint | None:
-        """The endpoint of this id."""
+        """Return the endpoint of this id, or `None`."""
         return self._by_id.get(endpoint_id)
 
     def members(self, name: str) -> tuple[Endpoint, ...]:
-        """The endpoint of this id, or all of the group of this name, in order of arrival."""
+        """Return the endpoint of this id, or all of this group, in order of registration."""
         return self._members.get(name, ())
 
     def discover(
         self, pattern: str = "**", *, tags: Mapping[str, str] | None = None
     ) -> list[Endpoint]:
-        """The endpoints whose id matches a pattern and that have all these tags.
+        """Return the endpoints whose id matches a pattern and that have all these tags.
 
         Raises:
-            InvalidTopicError: It is not a pattern.
+            InvalidTopicError: `pattern` is not valid.
         """
         wanted = TopicPattern(pattern)
         return [
@@ -192,7 +236,7 @@ class EndpointRegistry:
         ]
 
     def serving(self, topic: str, *, tags: Mapping[str, str] | None = None) -> list[Endpoint]:
-        """The endpoints that serve a topic and have all these tags."""
+        """Return the endpoints that serve a topic and have all these tags."""
         return [
             endpoint
             for endpoint in self._by_id.values()

@@ -1,11 +1,11 @@
-"""MessageRouter: routes, endpoints and open requests, tied together.
+"""MessageRouter: route requests, responses, notifications and events to endpoints.
 
 ```text
  route_message(envelope)
-   request       ─► the first route  ─► one endpoint of its group ─► the answer, back here
-   response      ─► the request that waits for it, here or at its `reply_to`
-   notification  ─► every route      ─► one endpoint of each group; nobody there is an error
-   event         ─► every route, and the bus if there is one; nobody there is fine
+   request       ─► the first route  ─► one endpoint of its group ─► its reply
+   response      ─► the pending request, here or at its `reply_to`
+   notification  ─► every route      ─► one endpoint of each group; an error without a route
+   event         ─► every route, and `publish` if given
 ```
 """
 
@@ -15,13 +15,13 @@ import inspect
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast, final
 
-from msgbus.bus.context import current_frame
 from msgbus.errors import (
     ConfigurationError,
     NoRouteError,
     RequestTimeoutError,
     RoutingError,
 )
+from msgbus.messages.frame import current_frame
 from msgbus.messages.topics.pattern import check_topic
 from msgbus.messages.topics.router import PatternRouter
 from msgbus.routing.endpoints.balancing import Balancing
@@ -34,9 +34,9 @@ from msgbus.routing.endpoints.delivery import (
     EndpointPool,
 )
 from msgbus.routing.endpoints.endpoints import EndpointRegistry
-from msgbus.routing.endpoints.health import HealthMonitor, Passage
+from msgbus.routing.endpoints.health import DeliveryPermit, HealthMonitor
 from msgbus.routing.envelope import EventEnvelope, MessageKind, new_id
-from msgbus.routing.forwarding import OutputPublisher, refusal_of
+from msgbus.routing.forwarding import OutputPublisher, rejection_reason
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import current_runtime, run_together
 from msgbus.telemetry.logging import log
@@ -44,19 +44,19 @@ from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations, DurationStats
 
 PUBLISHED: Final = "publish"
-"""Stands for `publish=` among the deliveries of an event."""
+"""The `endpoint_id` of `publish=` among the deliveries of an event."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """What became of a message at one endpoint or group."""
+    """The outcome of a delivery to one endpoint or group."""
 
     endpoint_id: str
-    """The name that the route leads to."""
+    """The name in the route."""
 
     error: str | None = None
-    """Why it was not delivered, secrets removed."""
+    """Why it was not delivered, redacted."""
 
     exception: Exception | None = field(default=None, repr=False)
 
@@ -69,38 +69,38 @@ class Delivered:
 @final
 @dataclass(frozen=True, slots=True)
 class RoutingReport:
-    """What became of one message."""
+    """The result of routing one message."""
 
     kind: MessageKind
     topic: str | None
     deliveries: tuple[Delivered, ...] = ()
-    """One for each endpoint or group that it was meant for, in order of priority."""
+    """One for each endpoint or group of the matching routes, by priority."""
 
     reply: Any = None
-    """The answer to a request."""
+    """The reply to a request."""
 
     accepted: bool = True
-    """For a response: whether somebody waited for it."""
+    """For a response: whether its request was pending."""
 
     @property
     def delivered(self) -> int:
-        """How many got it."""
+        """The number of successful deliveries."""
         return sum(one.success for one in self.deliveries)
 
     @property
     def failed(self) -> tuple[Delivered, ...]:
-        """Those that did not get it."""
+        """The failed deliveries."""
         return tuple(one for one in self.deliveries if not one.success)
 
     @property
     def is_partial(self) -> bool:
-        """Whether some got it and some did not."""
+        """Whether some deliveries succeeded and some failed."""
         return 0 < self.delivered < len(self.deliveries)
 
 
 @final
-class _Time:
-    """The time that the handler which asks has left, if it has a deadline."""
+class _RequesterDeadline:
+    """The deadline of the handler that sends a request, if it has one."""
 
     # Seconds by which a timer may be early.
     TOLERANCE: Final = 1e-3
@@ -108,17 +108,17 @@ class _Time:
     def __init__(self) -> None:
         frame = current_frame.get()
         self._deadline = None if frame is None else frame.deadline
-        self._clock: Clock | None = None if frame is None else frame.owner.bus.clock
+        self._clock: Clock | None = None if frame is None else frame.owner.host.clock
         self._began = 0.0 if self._clock is None else self._clock.now()
 
     @property
-    def taken(self) -> float:
-        """Seconds from the beginning until now."""
+    def elapsed(self) -> float:
+        """Seconds since this was created."""
         return 0.0 if self._clock is None else self._clock.now() - self._began
 
     @property
-    def is_over(self) -> bool:
-        """Whether the deadline has come."""
+    def has_passed(self) -> bool:
+        """Whether the deadline has passed."""
         if self._deadline is None or self._clock is None:
             return False
         return self._clock.now() >= self._deadline - self.TOLERANCE
@@ -127,24 +127,24 @@ class _Time:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterMetrics(DurationStats):
-    """What a router has routed, at one moment; the durations are those of finding the way.
+    """Metrics of a router at one moment; the durations are those of route lookups.
 
-    Responses are not among them: they go to the request that waits, not by a topic.
+    Responses are not counted: they go to the pending request, not by topic.
     """
 
     routed: int
-    """Messages that led somewhere: to a route, or to `publish`."""
+    """Messages with at least one route, or with `publish`."""
 
     unroutable: int
-    """Messages that led nowhere."""
+    """Messages without a route."""
 
     routes: int
-    """Endpoints and groups that messages led to."""
+    """Endpoints and groups found, summed over all messages."""
 
 
 @final
 class MessageRouter:
-    """Brings envelopes to endpoints, and answers back to those who asked.
+    """Routes envelopes to endpoints, and replies back to requesters.
 
     ```python
     router = MessageRouter()
@@ -153,27 +153,26 @@ class MessageRouter:
     total = await router.request("shop.billing.total", Total(order=7))
     ```
 
-    It belongs to one event loop; responses may come from any thread.
+    A router belongs to one event loop; responses may come from any thread.
 
     Args:
-        routes: Which topics lead where.
-        endpoints: Who is there.
-        correlations: The open requests.
-        monitor: Knows which endpoints are well.
-        publish: Where events go beside the routes: a callable `(topic, envelope)`, such as
+        routes: The routes from topics to endpoints.
+        endpoints: The endpoints.
+        correlations: The pending requests.
+        monitor: The health of the endpoints.
+        publish: Also publishes events: a callable `(topic, envelope)`, such as
             `publish_on(bus)`.
-        balancing: How the endpoints of a group share the work.
-        timeout: Seconds that one delivery may take; `None` for no limit. Less than a request
-            waits, so that another endpoint can be asked in its time.
+        balancing: How messages are spread over the endpoints of a group.
+        timeout: Time limit of one delivery, in seconds; `None` for no limit. Less than that of
+            a request, so that another endpoint can be used in its time.
         max_message_size: Bytes of the largest payload.
-        max_deliveries: Deliveries under way at once, those not counted that are made inside
-            another.
-        slow_route: Warn, as `slow_route`, when finding the way of a message takes longer; off
-            unless given, such as `100e-6`.
-        clock: Where time comes from.
+        max_deliveries: Deliveries in flight at once; those made inside another do not count.
+        slow_route: Seconds; log the warning `slow_route` when a route lookup takes longer. Off
+            by default.
+        clock: The source of time.
 
     Raises:
-        ConfigurationError: A number makes no sense.
+        ConfigurationError: A number is out of range.
     """
 
     def __init__(
@@ -217,19 +216,19 @@ class MessageRouter:
 
     @property
     def monitor(self) -> HealthMonitor:
-        """Knows which endpoints are well."""
+        """The health of the endpoints."""
         return self.pool.monitor
 
     async def request(
         self, topic: str, payload: Any, *, timeout: float | None = None, reply_to: str | None = None
     ) -> Any:
-        """Ask whoever a topic leads to, and give the answer.
+        """Send a request to an endpoint of the first route, and return the reply.
 
         Raises:
-            NoRouteError: The topic leads nowhere.
-            RequestTimeoutError: No answer came in time.
+            NoRouteError: No route matches the topic.
+            RequestTimeoutError: No reply came in time.
             RoutingError: It could not be delivered.
-            Exception: What the endpoint raised, or answered.
+            Exception: The error that the endpoint raised or replied with.
         """
         envelope = EventEnvelope(
             payload,
@@ -243,22 +242,22 @@ class MessageRouter:
     async def route_message(
         self, envelope: EventEnvelope[Any], *, timeout: float | None = None
     ) -> RoutingReport:
-        """Deliver a message as its kind demands, and say what became of it.
+        """Deliver a message according to its kind, and return a report.
 
-        A request waits for its answer, which is in the report. A notification or an event
-        that some endpoints did not get does not raise: the report says who.
+        A request waits for its reply, which is in the report. Failed deliveries of a
+        notification or an event do not raise: they are in the report.
 
         Args:
-            envelope: The message; its `topic` says where to, its `kind` how.
-            timeout: For a request: seconds to wait for the answer, 30 if not given.
+            envelope: The message, with its `topic` and `kind`.
+            timeout: For a request: seconds to wait for the reply, by default 30.
 
         Raises:
-            InvalidTopicError: The envelope has no topic, or a wrong one.
-            NoRouteError: A request or notification that leads nowhere.
-            MessageTooLargeError: The payload is too large; nobody got it.
-            RequestTimeoutError: A request without an answer in time.
-            RoutingError: A request that could not be delivered; a response without an id.
-            Exception: What the endpoint of a request raised, or answered.
+            InvalidTopicError: The envelope has no topic, or one that is not valid.
+            NoRouteError: No route matches a request or notification.
+            MessageTooLargeError: The payload is too large; nothing was delivered.
+            RequestTimeoutError: A request got no reply in time.
+            RoutingError: A request could not be delivered, or a response has no correlation id.
+            Exception: The error that the endpoint of a request raised or replied with.
         """
         if envelope.kind is MessageKind.RESPONSE:
             return await self._respond(envelope)
@@ -266,12 +265,12 @@ class MessageRouter:
         check_topic(topic)
         self.pool.check_size(envelope)
         if envelope.kind is MessageKind.REQUEST:
-            return await self._ask(topic, envelope, timeout)
+            return await self._request(topic, envelope, timeout)
         if envelope.kind is MessageKind.NOTIFICATION:
             return await self._notify(topic, envelope)
         return await self._publish_event(topic, envelope)
 
-    async def _ask(
+    async def _request(
         self, topic: str, envelope: EventEnvelope[Any], timeout: float | None
     ) -> RoutingReport:
         began = self._clock.now()
@@ -280,16 +279,16 @@ class MessageRouter:
         if route is None:
             raise NoRouteError(topic)
 
-        cut: list[Passage] = []
-        time = _Time()
+        interrupted: list[DeliveryPermit] = []
+        deadline = _RequesterDeadline()
 
         async def send(request_id: str) -> None:
-            asked = envelope
+            request = envelope
             if envelope.correlation_id is None:
-                asked = replace(envelope, correlation_id=request_id)
-            answer = await self.pool.deliver_checked(route.endpoint_id, asked, cut)
-            if answer is not LATER:
-                self.correlations.reply(request_id, answer)
+                request = replace(envelope, correlation_id=request_id)
+            reply = await self.pool.deliver_checked(route.endpoint_id, request, interrupted)
+            if reply is not LATER:
+                self.correlations.reply(request_id, reply)
 
         try:
             reply = await self.correlations.request(
@@ -299,22 +298,22 @@ class MessageRouter:
                 what=f"{envelope.message_type} to {topic!r}",
             )
         except RequestTimeoutError as error:
-            await self.pool.end_cut(cut, error.seconds)
+            await self.pool.end_interrupted(interrupted, error.seconds)
             raise
         except BaseException:
-            self._cancelled(cut, time)
+            self._cancelled(interrupted, deadline)
             raise
         return RoutingReport(envelope.kind, topic, (Delivered(route.endpoint_id),), reply)
 
-    def _cancelled(self, cut: list[Passage], time: _Time) -> None:
-        """The one who asks was cancelled, perhaps because its own deadline has come."""
-        if cut and time.is_over:
-            # Detached, as one who is cancelled cannot wait for whoever hears of it.
-            end = self.pool.end_cut
-            current_runtime().spawn(end, cut, time.taken, name="msgbus delivery")
+    def _cancelled(self, interrupted: list[DeliveryPermit], deadline: _RequesterDeadline) -> None:
+        """End the permits after a cancellation, which the requester's deadline may have caused."""
+        if interrupted and deadline.has_passed:
+            # Detached, as a cancelled task cannot wait for listeners.
+            end = self.pool.end_interrupted
+            current_runtime().spawn(end, interrupted, deadline.elapsed, name="msgbus delivery")
             return
-        for passage in cut:
-            passage.cancelled()
+        for permit in interrupted:
+            permit.cancelled()
 
     async def _respond(self, envelope: EventEnvelope[Any]) -> RoutingReport:
         if envelope.correlation_id is None:
@@ -327,11 +326,11 @@ class MessageRouter:
         is_here = self.correlations.is_pending(envelope.correlation_id)
         if not is_here and address is not None and self.endpoints.members(address):
             return await self._deliver_to_all([address], address, envelope)
-        answer = envelope.payload
-        if isinstance(answer, BaseException):
-            accepted = self.correlations.fail(envelope.correlation_id, answer)
+        reply = envelope.payload
+        if isinstance(reply, BaseException):
+            accepted = self.correlations.fail(envelope.correlation_id, reply)
         else:
-            accepted = self.correlations.reply(envelope.correlation_id, answer)
+            accepted = self.correlations.reply(envelope.correlation_id, reply)
         return RoutingReport(envelope.kind, address, accepted=accepted)
 
     async def _notify(self, topic: str, envelope: EventEnvelope[Any]) -> RoutingReport:
@@ -346,16 +345,16 @@ class MessageRouter:
         if self._publish is None:
             return report
         try:
-            answer = self._publish(topic, envelope)
-            if inspect.isawaitable(answer):
-                answer = await answer
-            published = Delivered(PUBLISHED, refusal_of(answer))
+            result = self._publish(topic, envelope)
+            if inspect.isawaitable(result):
+                result = await result
+            published = Delivered(PUBLISHED, rejection_reason(result))
         except Exception as error:
             published = Delivered(PUBLISHED, redact_exception(error), error)
         return replace(report, deliveries=(*report.deliveries, published))
 
     def _names(self, topic: str, *, is_published: bool = False) -> list[str]:
-        """Where a topic leads: each name once, in order of priority."""
+        """Return the endpoints and groups of a topic, each once, by priority."""
         began = self._clock.now()
         names = list(
             dict.fromkeys(route.endpoint_id for route in self.routes.find_all_routes(topic))
@@ -364,7 +363,7 @@ class MessageRouter:
         return names
 
     def _count(self, topic: str, began: float, found: int, *, is_published: bool = False) -> None:
-        """Take into account that the way of one message was looked for."""
+        """Count one route lookup."""
         seconds = self._clock.now() - began
         durations = self._durations
         durations.recent.append(seconds)
@@ -380,7 +379,7 @@ class MessageRouter:
             log.warning("slow_route", topic=topic, seconds=seconds, limit=limit)
 
     def metrics(self) -> RouterMetrics:
-        """What it has routed, and how long it took to find the way."""
+        """Return a snapshot of the metrics."""
         _, seconds, buckets = self._durations.read()
         return RouterMetrics(
             routed=self._routed,
@@ -395,13 +394,13 @@ class MessageRouter:
     ) -> RoutingReport:
         done: list[Delivered | None] = [None] * len(names)
 
-        async def deliver(place: int) -> None:
-            name = names[place]
+        async def deliver(index: int) -> None:
+            name = names[index]
             try:
                 await self.pool.deliver(name, envelope)
-                done[place] = Delivered(name)
+                done[index] = Delivered(name)
             except Exception as error:
-                done[place] = Delivered(name, redact_exception(error), error)
+                done[index] = Delivered(name, redact_exception(error), error)
 
         if names:
             await run_together(deliver, len(names))

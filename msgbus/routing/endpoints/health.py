@@ -1,13 +1,13 @@
-"""HealthMonitor: whether endpoints are well, proven by what they get done.
+"""HealthMonitor: health checks of endpoints.
 
-Three things can put an endpoint out of order, and each has its own way back:
+An endpoint is unhealthy
 
-- its deliveries fail: its circuit breaker opens, and closes once a real delivery succeeds;
-- its health checks fail, again and again: until one passes;
-- it takes messages and finishes none: until one is finished.
+- while its circuit breaker is open: failed deliveries open it, a successful one closes it;
+- after several failed health checks, until one passes;
+- if deliveries are in flight and none finishes for some time, until one does.
 
-Silence proves nothing. An endpoint that was never checked and never got a message done is
-`UNKNOWN`, not healthy; it is used all the same, as somebody has to be the first to try.
+An endpoint without a passed check or a finished delivery is `UNKNOWN`; it is used like a healthy
+one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ import anyio
 
 from msgbus.errors import CircuitOpenError, ConfigurationError
 from msgbus.messages.message import SystemEvent
-from msgbus.resilience.breaker import CircuitBreaker, Permit
+from msgbus.resilience.breaker import CircuitBreaker, CircuitState, Permit
 from msgbus.resilience.config import CircuitBreakerConfig
-from msgbus.resilience.states import CircuitState
 from msgbus.routing.endpoints.endpoints import Endpoint, EndpointRegistry
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import Task, current_runtime
@@ -37,55 +36,55 @@ if TYPE_CHECKING:
 
 
 class EndpointUnhealthyEvent(SystemEvent):
-    """An endpoint is out of order; messages go to others from now on."""
+    """An endpoint has become unhealthy; messages go to others."""
 
     endpoint_id: str
     reason: str
-    """What is wrong, secrets removed."""
+    """Why it is unhealthy, redacted."""
 
 
 class EndpointRecoveredEvent(SystemEvent):
-    """An endpoint that was out of order works again."""
+    """An unhealthy endpoint is healthy again."""
 
     endpoint_id: str
     down_for: float
-    """Seconds that it was out of order."""
+    """Seconds for which it was unhealthy."""
 
 
-Hear: TypeAlias = Callable[[SystemEvent], Any]
-"""Hears of endpoints that go and come back, sync or async: `bus.publish` is one."""
+HealthListener: TypeAlias = Callable[[SystemEvent], Any]
+"""Called with health events, sync or async: `bus.publish` is one."""
 
 
 class HealthState(Enum):
-    """What is known of an endpoint."""
+    """The health of an endpoint."""
 
     UNKNOWN = "unknown"
-    """Nothing has proven it well, or unwell."""
+    """No check has passed and no delivery has finished yet."""
 
     HEALTHY = "healthy"
-    """A check has passed or a delivery succeeded, and nothing is wrong since."""
+    """A check has passed or a delivery succeeded, and nothing has failed since."""
 
     UNHEALTHY = "unhealthy"
-    """It is out of order."""
+    """It gets no messages, except to test a half-open circuit."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointHealth:
-    """One endpoint's health at one moment."""
+    """The health of one endpoint at one moment."""
 
     state: HealthState
     reason: str | None
-    """Why it is out of order."""
+    """Why it is unhealthy."""
 
     circuit: CircuitState
     last_progress: float | None
-    """Seconds since it last passed a check or finished a delivery; `None` if it never did."""
+    """Seconds since its last passed check or finished delivery; `None` if there is none."""
 
 
 @final
-class _Watch:
-    """What the monitor knows of one endpoint."""
+class _EndpointState:
+    """What the monitor knows about one endpoint."""
 
     def __init__(self, endpoint: Endpoint, breaker: CircuitBreaker) -> None:
         self.endpoint = endpoint
@@ -94,83 +93,83 @@ class _Watch:
         self.check_error = ""
         self.last_progress: float | None = None
         self.busy_since = 0.0
-        """When it began to have something to do, or last finished something."""
+        """When it became busy, or last finished a delivery."""
         self.down_since: float | None = None
 
 
 @final
-class Passage:
-    """Leave for one delivery, to be ended in one of four ways; a second ending does nothing."""
+class DeliveryPermit:
+    """Permission for one delivery, ended in one of four ways; a second end does nothing."""
 
-    __slots__ = ("_began", "_is_over", "_monitor", "_permit", "_watch")
+    __slots__ = ("_began", "_is_ended", "_monitor", "_permit", "_state")
 
-    def __init__(self, monitor: HealthMonitor, watch: _Watch, permit: Permit) -> None:
+    def __init__(self, monitor: HealthMonitor, state: _EndpointState, permit: Permit) -> None:
         self._monitor = monitor
-        self._watch = watch
+        self._state = state
         self._permit = permit
-        self._is_over = False
+        self._is_ended = False
         self._began = monitor.clock.now()
-        endpoint = watch.endpoint
+        endpoint = state.endpoint
         if endpoint.in_flight == 0:
-            watch.busy_since = self._began
+            state.busy_since = self._began
         endpoint.in_flight += 1
 
     async def succeeded(self) -> None:
-        """The delivery succeeded: the endpoint is making progress."""
+        """End it: the delivery succeeded."""
         if self._end():
-            self._watch.endpoint.delivered += 1
+            self._state.endpoint.delivered += 1
             self._made_progress()
             self._permit.success()
-            await self._monitor.assess(self._watch)
+            await self._monitor.publish_change(self._state)
 
-    async def answered(self, error: Exception) -> None:
-        """The endpoint raised an error that is its answer, and so is up.
+    async def replied(self, error: Exception) -> None:
+        """End it: the endpoint replied with an error, and so is reachable.
 
-        Unless the breaker was told what to ignore: then that decides.
+        If the breaker has its own `ignore`, that decides whether the error counts.
         """
-        if self._monitor.judges_answers:
+        if self._monitor.counts_replies:
             await self.failed(error)
         elif self._end():
-            self._watch.endpoint.failed += 1
+            self._state.endpoint.failed += 1
             self._made_progress()
             self._permit.success()
-            await self._monitor.assess(self._watch)
+            await self._monitor.publish_change(self._state)
 
     async def failed(self, error: Exception) -> None:
-        """The delivery failed: the endpoint is out of reach, or took too long."""
+        """End it: the endpoint was unreachable or timed out."""
         if not self._end():
             return
-        watch = self._watch
-        watch.endpoint.failed += 1
-        if not watch.breaker.counts(error):
+        state = self._state
+        state.endpoint.failed += 1
+        if not state.breaker.counts(error):
             self._made_progress()
         self._permit.failure(error)
-        await self._monitor.assess(watch, error)
+        await self._monitor.publish_change(state, error)
 
     def cancelled(self) -> None:
-        """The delivery was cancelled, which says nothing about the endpoint."""
+        """End it: the delivery was cancelled, which does not affect the health."""
         if self._end():
             self._permit.release()
 
     def is_older_than(self, seconds: float) -> bool:
-        """Whether the endpoint has had the message for so long."""
+        """Return whether the delivery began at least `seconds` ago."""
         return self._monitor.clock.now() - self._began >= seconds
 
     def _end(self) -> bool:
-        """Whether this is its first ending."""
-        if self._is_over:
+        """Return whether this is the first end."""
+        if self._is_ended:
             return False
-        self._is_over = True
-        self._watch.endpoint.in_flight -= 1
+        self._is_ended = True
+        self._state.endpoint.in_flight -= 1
         return True
 
     def _made_progress(self) -> None:
-        self._watch.last_progress = self._watch.busy_since = self._monitor.clock.now()
+        self._state.last_progress = self._state.busy_since = self._monitor.clock.now()
 
 
 @final
 class HealthMonitor:
-    """Watches the endpoints of a registry, those that come later too.
+    """Monitors the health of all endpoints of a registry, including later ones.
 
     ```python
     async with HealthMonitor(endpoints, on_event=bus.publish) as monitor:
@@ -178,25 +177,24 @@ class HealthMonitor:
         monitor.health("worker-1").state
     ```
 
-    Without `async with` nothing is checked by the clock, but deliveries are still judged.
-    It belongs to one event loop.
+    Without `async with` there are no periodic checks, but deliveries still count. A monitor
+    belongs to one event loop.
 
     Args:
-        endpoints: Whom to watch.
+        endpoints: The endpoints to monitor.
         interval: Seconds between two checks of an endpoint.
-        timeout: Seconds that a check may take.
-        jitter: The part of the interval by which checks are spread, 0 to 1.
-        failed_checks: So many in a row put an endpoint out of order.
-        stall_after: Seconds without a finished delivery that put a busy endpoint out of order.
-        breaker: When failing deliveries do, and for how long; one breaker for each endpoint.
-            Without an `ignore` of its own only deliveries count that did not reach their
-            endpoint, or took too long; other errors are answers.
-        on_event: Hears `EndpointUnhealthyEvent` and `EndpointRecoveredEvent`.
-        clock: Where time comes from.
-        chance: Gives numbers from 0 to 1, for the jitter.
+        timeout: Time limit of a check, in seconds.
+        jitter: The part of the interval over which checks are spread, 0 to 1.
+        failed_checks: Consecutive failures that make an endpoint unhealthy.
+        stall_after: Seconds without a finished delivery that make a busy endpoint unhealthy.
+        breaker: The circuit breaker of each endpoint. Without an `ignore` of its own only
+            deliveries count that were unreachable or timed out; other errors are replies.
+        on_event: Called with `EndpointUnhealthyEvent` and `EndpointRecoveredEvent`.
+        clock: The source of time.
+        chance: Returns random numbers from 0 to 1, for the jitter.
 
     Raises:
-        ConfigurationError: A number makes no sense.
+        ConfigurationError: A number is out of range.
     """
 
     def __init__(
@@ -209,7 +207,7 @@ class HealthMonitor:
         failed_checks: int = 2,
         stall_after: float = 30.0,
         breaker: CircuitBreakerConfig | None = None,
-        on_event: Hear | None = None,
+        on_event: HealthListener | None = None,
         clock: Clock | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -227,123 +225,122 @@ class HealthMonitor:
         self._failed_checks = failed_checks
         self._stall_after = stall_after
         config = breaker or CircuitBreakerConfig()
-        self.judges_answers = "ignore" in config.model_fields_set
-        """Whether errors that are an endpoint's answer may count against it."""
-        # What is out of reach is the pool's to say, and counts whatever its type.
-        self._breaker = config if self.judges_answers else config.model_copy(update={"ignore": ()})
+        self.counts_replies = "ignore" in config.model_fields_set
+        """Whether errors that are an endpoint's reply may count against it."""
+        # The pool decides what is unreachable, and that counts whatever its type.
+        self._breaker = config if self.counts_replies else config.model_copy(update={"ignore": ()})
         self._on_event = on_event
         self._chance = chance
-        self._watches: dict[str, _Watch] = {}
+        self._states: dict[str, _EndpointState] = {}
         self._task: Task | None = None
 
-    # -- what is known -----------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------
 
     def health(self, endpoint_id: str) -> EndpointHealth | None:
-        """One endpoint's health; `None` if there is no such endpoint."""
+        """Return the health of one endpoint, or `None`."""
         endpoint = self._endpoints.get(endpoint_id)
         if endpoint is None:
             return None
-        watch = self._watch(endpoint)
-        reason = self._reason(watch)
-        if reason is not None:
-            state = HealthState.UNHEALTHY
-        else:
-            is_proven = watch.last_progress is not None
-            state = HealthState.HEALTHY if is_proven else HealthState.UNKNOWN
-        last = watch.last_progress
+        state = self._state(endpoint)
+        reason = self._reason(state)
+        last = state.last_progress
+        known = HealthState.UNKNOWN if last is None else HealthState.HEALTHY
         return EndpointHealth(
-            state=state,
+            state=known if reason is None else HealthState.UNHEALTHY,
             reason=reason,
-            circuit=watch.breaker.state,
+            circuit=state.breaker.state,
             last_progress=None if last is None else self.clock.now() - last,
         )
 
     def report(self) -> dict[str, EndpointHealth]:
-        """The health of all endpoints, by id."""
+        """Return the health of all endpoints, by id."""
         found = {one.endpoint_id: self.health(one.endpoint_id) for one in self._endpoints}
         return {name: health for name, health in found.items() if health is not None}
 
     def is_healthy(self, endpoint_id: str) -> bool:
-        """Whether this endpoint is proven to be well."""
+        """Return whether this endpoint is `HEALTHY`."""
         health = self.health(endpoint_id)
         return health is not None and health.state is HealthState.HEALTHY
 
-    def _watch(self, endpoint: Endpoint) -> _Watch:
-        watch = self._watches.get(endpoint.endpoint_id)
-        # Another one of the same id is another endpoint, and begins anew.
-        if watch is None or watch.endpoint is not endpoint:
+    def _state(self, endpoint: Endpoint) -> _EndpointState:
+        state = self._states.get(endpoint.endpoint_id)
+        # A new endpoint with the same id starts with a new state.
+        if state is None or state.endpoint is not endpoint:
             name = f"endpoint {endpoint.endpoint_id}"
-            watch = _Watch(endpoint, CircuitBreaker(self._breaker, name=name, clock=self.clock))
-            self._watches[endpoint.endpoint_id] = watch
-            self._forget_the_gone()
-        return watch
+            breaker = CircuitBreaker(self._breaker, name=name, clock=self.clock)
+            state = _EndpointState(endpoint, breaker)
+            self._states[endpoint.endpoint_id] = state
+            self._remove_unregistered()
+        return state
 
-    def _forget_the_gone(self) -> None:
-        if len(self._watches) > len(self._endpoints):
-            gone = [name for name in self._watches if name not in self._endpoints]
+    def _remove_unregistered(self) -> None:
+        if len(self._states) > len(self._endpoints):
+            gone = [name for name in self._states if name not in self._endpoints]
             for name in gone:
-                del self._watches[name]
+                del self._states[name]
 
-    def _reason(self, watch: _Watch) -> str | None:
-        """Why the endpoint is out of order, if it is."""
-        reason = self._barrier(watch)
-        if reason is None and not watch.breaker.is_closed:
-            reason = f"its circuit is {watch.breaker.state.value.replace('_', ' ')}"
+    def _reason(self, state: _EndpointState) -> str | None:
+        """Return why the endpoint is unhealthy, or `None`."""
+        reason = self._blocked(state)
+        if reason is None and not state.breaker.is_closed:
+            reason = _circuit_reason(state.breaker)
         return reason
 
-    def _barrier(self, watch: _Watch) -> str | None:
-        """Why not even one delivery may be tried, beside what the circuit says."""
-        if watch.failed_checks >= self._failed_checks:
-            return f"{watch.failed_checks} health checks failed, the last one: {watch.check_error}"
-        idle = self.clock.now() - watch.busy_since
-        waiting = watch.endpoint.in_flight
-        if waiting and idle >= self._stall_after:
-            return f"no delivery was finished for {idle:g} s, {waiting} under way"
+    def _blocked(self, state: _EndpointState) -> str | None:
+        """Return why no delivery is admitted, apart from the circuit, or `None`."""
+        if state.failed_checks >= self._failed_checks:
+            return f"{state.failed_checks} health checks failed, the last one: {state.check_error}"
+        idle = self.clock.now() - state.busy_since
+        in_flight = state.endpoint.in_flight
+        if in_flight and idle >= self._stall_after:
+            return f"no delivery finished for {idle:g} s, {in_flight} in flight"
         return None
 
     # -- deliveries --------------------------------------------------------------------------
 
-    def admit(self, endpoint: Endpoint) -> Passage | str:
-        """Leave for one delivery, or the reason why there is none.
+    def admit(self, endpoint: Endpoint) -> DeliveryPermit | str:
+        """Admit one delivery, or return the reason why not.
 
-        An endpoint whose circuit is half open gets one to try.
+        A half-open circuit admits one delivery as a test.
         """
-        watch = self._watch(endpoint)
-        barrier = self._barrier(watch)
-        if barrier is not None:
-            return barrier
+        state = self._state(endpoint)
+        blocked = self._blocked(state)
+        if blocked is not None:
+            return blocked
         try:
-            return Passage(self, watch, watch.breaker.acquire())
+            return DeliveryPermit(self, state, state.breaker.acquire())
         except CircuitOpenError:
-            return f"its circuit is {watch.breaker.state.value.replace('_', ' ')}"
+            return _circuit_reason(state.breaker)
 
     def retry_after(self, endpoint: Endpoint) -> float:
-        """Seconds after which another try may make sense."""
-        watch = self._watch(endpoint)
-        return self._interval if watch.breaker.is_closed else watch.breaker.retry_after
+        """Return the seconds after which a retry may succeed."""
+        state = self._state(endpoint)
+        return self._interval if state.breaker.is_closed else state.breaker.retry_after
 
-    async def assess(self, watch: _Watch, error: BaseException | None = None) -> None:
-        """Tell if the endpoint went out of order just now, or came back."""
-        reason = self._reason(watch)
-        endpoint_id = watch.endpoint.endpoint_id
-        if reason is not None and watch.down_since is None:
-            watch.down_since = self.clock.now()
+    async def publish_change(
+        self, state: _EndpointState, error: BaseException | None = None
+    ) -> None:
+        """Publish an event if the endpoint has become unhealthy or recovered."""
+        reason = self._reason(state)
+        endpoint_id = state.endpoint.endpoint_id
+        if reason is not None and state.down_since is None:
+            state.down_since = self.clock.now()
             if error is not None:
                 reason = f"{reason}, the last error: {redact_exception(error)}"
-            await self._tell(EndpointUnhealthyEvent(endpoint_id=endpoint_id, reason=reason))
-        elif reason is None and watch.down_since is not None:
-            down_for = self.clock.now() - watch.down_since
-            watch.down_since = None
-            await self._tell(EndpointRecoveredEvent(endpoint_id=endpoint_id, down_for=down_for))
+            await self._publish(EndpointUnhealthyEvent(endpoint_id=endpoint_id, reason=reason))
+        elif reason is None and state.down_since is not None:
+            down_for = self.clock.now() - state.down_since
+            state.down_since = None
+            await self._publish(EndpointRecoveredEvent(endpoint_id=endpoint_id, down_for=down_for))
 
-    async def _tell(self, event: EndpointUnhealthyEvent | EndpointRecoveredEvent) -> None:
+    async def _publish(self, event: EndpointUnhealthyEvent | EndpointRecoveredEvent) -> None:
         if self._on_event is None:
             return
         try:
-            told = self._on_event(event)
-            if inspect.isawaitable(told):
-                await told
-        except Exception as error:  # a broken listener must not break the delivery it hears of
+            result = self._on_event(event)
+            if inspect.isawaitable(result):
+                await result
+        except Exception as error:  # a broken listener must not break the delivery
             log.error(
                 "health_listener_failed",
                 endpoint=event.endpoint_id,
@@ -355,45 +352,45 @@ class HealthMonitor:
     # -- checks ------------------------------------------------------------------------------
 
     async def check_now(self) -> dict[str, EndpointHealth]:
-        """Check all endpoints once, side by side, and give their health."""
+        """Check all endpoints once, concurrently, and return their health."""
         async with anyio.create_task_group() as tasks:
             for endpoint in self._endpoints:
                 tasks.start_soon(self._check, endpoint, 0.0)
         return self.report()
 
     async def run(self) -> None:
-        """Check all endpoints again and again, until this is cancelled."""
+        """Check all endpoints periodically, until cancelled."""
         while True:
             spread = self._interval * self._jitter
             async with anyio.create_task_group() as tasks:
                 for endpoint in self._endpoints:
                     tasks.start_soon(self._check, endpoint, spread * self._chance())
-                # The round lasts as long as the interval, or as its slowest check.
+                # A round lasts as long as the interval, or as its slowest check.
                 await self.clock.sleep(self._interval)
 
     async def _check(self, endpoint: Endpoint, delay: float) -> None:
         if delay:
             await self.clock.sleep(delay)
-        watch = self._watch(endpoint)
-        if endpoint.ask_health is not None:
-            trouble = await self._trouble(endpoint.ask_health)
-            if trouble is None:
-                watch.failed_checks = 0
-                watch.last_progress = self.clock.now()
+        state = self._state(endpoint)
+        if endpoint.run_check is not None:
+            failure = await self._run_check(endpoint.run_check)
+            if failure is None:
+                state.failed_checks = 0
+                state.last_progress = self.clock.now()
             else:
-                watch.failed_checks += 1
-                watch.check_error = trouble
-        await self.assess(watch)
+                state.failed_checks += 1
+                state.check_error = failure
+        await self.publish_change(state)
 
-    async def _trouble(self, check: Callable[[], Any]) -> str | None:
-        """What a check finds, if anything."""
-        trouble: str | None = f"no answer within {self._timeout:g} s"
+    async def _run_check(self, check: Callable[[], Any]) -> str | None:
+        """Run a check; return why it failed, or `None`."""
+        failure: str | None = f"no result within {self._timeout:g} s"
         with self.clock.cancel_after(self._timeout):
             try:
-                trouble = "it says that it is not well" if await check() is False else None
+                failure = "it returned False" if await check() is False else None
             except Exception as error:
-                trouble = redact_exception(error)
-        return trouble
+                failure = redact_exception(error)
+        return failure
 
     async def __aenter__(self) -> Self:
         if self._task is None:
@@ -415,3 +412,7 @@ class HealthMonitor:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+
+
+def _circuit_reason(breaker: CircuitBreaker) -> str:
+    return f"its circuit is {breaker.state.value.replace('_', ' ')}"
