@@ -9,7 +9,7 @@ from msgbus.bus.subscription import Subscription
 from msgbus.durability.wire_names import WireNames
 from msgbus.errors import ConfigurationError, HandlerSignatureError
 from msgbus.handlers.registration import make_registration
-from msgbus.handlers.signatures import taken
+from msgbus.handlers.signatures import annotated_classes
 from msgbus.messages.message import Event
 from msgbus.messages.topics.pattern import TopicPattern
 
@@ -43,15 +43,15 @@ class Audience:
         classes: tuple[type[Message], ...]
         if isinstance(to, str | Subscription):
             self.registration = _registered(hub, to)
-            self.call = hub.core.chain(self.registration, None)
+            self.call = hub.state.chain(self.registration, None)
             classes = self.registration.classes
         else:
             self.registration, classes = _of_function(to)
-            self.call = hub.core.bound(self.registration)
+            self.call = hub.state.bound(self.registration)
         self.names = _names(hub, classes, names)
         """The wire names it is to see; `None` for all."""
         self._topic = None if topic is None else TopicPattern(topic)
-        queue = self.registration.queue or hub.core.config.queue
+        queue = self.registration.queue or hub.state.config.queue
         self.size = queue.batch_size if self.registration.batch else 1
         """How many events it is shown at a time."""
 
@@ -65,7 +65,7 @@ def _registered(hub: Durability, to: str | Subscription) -> Registration:
     """The registration of a handler of the bus, by its own name or the one in the journal."""
     known = [
         one
-        for session_id, one in hub.core.registry.registrations()
+        for session_id, one in hub.state.registry.registrations()
         if session_id is None and not one.is_command
     ]
     if isinstance(to, Subscription):
@@ -94,7 +94,7 @@ def _of_function(
     function: Callable[..., Any],
 ) -> tuple[Registration, tuple[type[Message], ...]]:
     try:
-        classes, is_list = taken(function, Event)
+        classes, is_list = annotated_classes(function, Event)
         return make_registration(classes[0], function, batch=is_list), classes
     except HandlerSignatureError as error:
         error.add_note(

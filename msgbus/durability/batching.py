@@ -1,4 +1,4 @@
-"""Publishing many events on a bus with a journal: many of them to a commit.
+"""EventPublisher many events on a bus with a journal: many of them to a commit.
 
 Two take turns: one reads the events and asks the filters, the other gives them their places
 and commits them. So a source that lets one wait holds up nothing that it has given already,
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final, final
 
 import anyio
 
-from msgbus.bus.context import current_frame
 from msgbus.durability.transactions import current_transaction
 from msgbus.errors import BusClosedError
+from msgbus.messages.frame import current_frame
 from msgbus.messages.message import SystemEvent, require_event
 from msgbus.messages.receipts import PublishReceipt
 
@@ -45,8 +45,8 @@ class Batch:
         size: int = LARGEST,
     ) -> None:
         self._hub = hub
-        self._bus = hub.core.bus
-        self._is_observed = bool(hub.core.observers.told)
+        self._publisher = hub.state.event_publisher
+        self._is_observed = bool(hub.state.observers.active)
         self._told = self._tell if self._is_observed else told
         self._told_caller = told
         self._size = min(size, LARGEST)
@@ -61,7 +61,7 @@ class Batch:
         """Why the source, or one of its events, was the last."""
         self._failure: Exception | None = None
         """Why nothing more can be written."""
-        self._observers = hub.core.observers
+        self._observers = hub.state.observers
         self._observed: dict[int, Event] = {}
         """Events whose end is still to be told to those who observe, if anybody does."""
 
@@ -105,13 +105,13 @@ class Batch:
     async def _take(self, event: Event) -> None:
         transaction = current_transaction.get()
         if transaction is not None and transaction.hub is self._hub:
-            self._told(event, await self._bus.publish(event))
+            self._told(event, await self._hub.state.bus.publish(event))
             return
         if self._is_observed:
             require_event(event)
             self._observers.publishing(event)
             self._observed[id(event)] = event
-        refused = await self._bus.ask_filters(event, self._plan(event))
+        refused = await self._publisher.ask_filters(event, self._plan(event))
         if refused is not None:
             self._told(event, refused)
             return
@@ -128,7 +128,7 @@ class Batch:
         self._told_caller(event, receipt)
 
     def _plan(self, event: Event) -> EventPlan:
-        return self._bus.prepare_event(event, self._outer)
+        return self._publisher.prepare(event, self._outer)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -178,12 +178,12 @@ class Batch:
         try:
             return self._plan(event)
         except BusClosedError:
-            self._hub.core.ledger.event(type(event).__name__).rejected += 1
+            self._hub.state.counters.event(type(event).__name__).rejected += 1
             raise
 
     async def _place(self, event: Event, plan: EventPlan) -> Placed | PublishReceipt:
         if isinstance(event, SystemEvent):
-            return await self._bus.admit(event, plan, self._outer)
+            return await self._publisher.admit(event, plan, self._outer)
         return await self._hub.publisher.place(event, plan, self._outer)
 
     async def _commit(self, placed: list[Placed]) -> None:

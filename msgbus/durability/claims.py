@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from msgbus.handlers.registration import Registration
     from msgbus.runtime.clock import Clock
 
-COMMANDS: Final = "msgbus.bus.commands"
+COMMANDS: Final = "msgbus.commands"
 """The subscription under which enqueued commands wait, and under which they are dead letters."""
 
 
@@ -67,7 +67,7 @@ class Claim:
 
     def __init__(self, hub: Durability, entry: Scheduled, lease: float) -> None:
         self._hub = hub
-        self._clock: Clock = hub.core.clock
+        self._clock: Clock = hub.state.clock
         self._lease = lease
         self._guard = anyio.Lock()
         self.entry = entry

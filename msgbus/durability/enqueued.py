@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import anyio
 
-from msgbus.bus.context import current_frame, fix_in_frame
 from msgbus.bus.schedule import check_delay
 from msgbus.durability.claims import COMMANDS, Claim, opening, taking_back
 from msgbus.durability.rounds import GRACE, PAUSE, Rounds
@@ -28,6 +27,7 @@ from msgbus.errors import (
     WrongMessageTypeError,
 )
 from msgbus.journal.records import Scheduled, TicketRow, TicketState
+from msgbus.messages.frame import current_frame, fix_in_frame
 from msgbus.messages.message import Command, Query, R, metadata_of, require_command
 from msgbus.messages.results import FailedResult
 from msgbus.telemetry.logging import log
@@ -47,7 +47,7 @@ class CommandQueue:
 
     def __init__(self, hub: Durability) -> None:
         self._hub = hub
-        config = hub.core.config
+        config = hub.state.config
         self._limit = config.command_workers
         self._lease = config.command_lease
         self._rounds = Rounds(hub, "enqueued commands", self._round)
@@ -72,36 +72,36 @@ class CommandQueue:
         hub = self._hub
         seconds = check_delay(delay)
         outer = current_frame.get()
-        hub.core.require_open("enqueue a command on", outer)
+        hub.state.require_open("enqueue a command on", outer)
         fix_in_frame(command, outer, headers=headers)
         hub.tickets.replies.adapter(type(command))  # raises now, not when it is done
-        now = hub.core.clock.time()
+        now = hub.state.clock.time()
         record = hub.codec.encode(command, time=now)
         ticket: Ticket[R] = Ticket(hub.tickets, record.message_id, type(command))
         operations = opening(record, now + seconds)
         transaction = current_transaction.get()
         if transaction is not None and transaction.hub is hub:
             transaction.add(*operations)
-            hub.core.observers.enqueued(command)
+            hub.state.observers.enqueued(command)
             return ticket
         try:
             await hub.publisher.commit(operations, ())
         except JournalConflictError:
             return ticket  # enqueued before: it is done once
-        hub.core.observers.enqueued(command)
-        metadata_of(command).place = (0, now)
+        hub.state.observers.enqueued(command)
+        metadata_of(command).recorded = (0, now)
         self._rounds.wake()
         return ticket
 
     async def remove(self, message_id: str) -> bool:
         """Take a command back that nobody has begun; false if somebody has."""
-        now = self._hub.core.clock.time()
+        now = self._hub.state.clock.time()
         operations = taking_back(message_id, now)
         try:
             await self._hub.publisher.commit(operations, ())
         except JournalConflictError:
             return False
-        self._hub.core.observers.unscheduled(message_id)
+        self._hub.state.observers.unscheduled(message_id)
         self._tell(cast("CloseTicket", operations[1]))
         return True
 
@@ -146,10 +146,10 @@ class CommandQueue:
 
     async def _is_due(self) -> bool:
         names = self._names()
-        if not names or not self._hub.core.accepting:
+        if not names or not self._hub.state.accepting:
             return False
         due = await self._hub.journal.next_due(subscription=COMMANDS, names=names)
-        return due is not None and due <= self._hub.core.clock.time()
+        return due is not None and due <= self._hub.state.clock.time()
 
     async def stop(self) -> None:
         """Give back what is in hand, and take nothing more."""
@@ -173,12 +173,12 @@ class CommandQueue:
 
     def _names(self) -> set[str]:
         """Wire names of the commands that this bus handles."""
-        core = self._hub.core
-        if self._version != core.version:
-            self._version = core.version
+        state = self._hub.state
+        if self._version != state.version:
+            self._version = state.version
             self._handled = [
                 WireNames(registration.message_type, self._hub.codec)
-                for session_id, registration in core.registry.registrations()
+                for session_id, registration in state.registry.registrations()
                 if session_id is None
                 and registration.is_command
                 and not issubclass(registration.message_type, Query)
@@ -187,11 +187,11 @@ class CommandQueue:
 
     async def _round(self) -> float | None:
         """Renew what is in hand, and take more while there is room."""
-        clock, journal = self._hub.core.clock, self._hub.journal
+        clock, journal = self._hub.state.clock, self._hub.journal
         await self._renew()
         names = self._names()
         room = self._limit - len(self._claims)
-        if room <= 0 or not names or not self._hub.core.accepting:
+        if room <= 0 or not names or not self._hub.state.accepting:
             return self._until_renewal()
         # Those that are about to be taken are still due.
         limit = room + sum(claim.until is None for claim in self._claims.values())
@@ -210,10 +210,10 @@ class CommandQueue:
     def _until_renewal(self) -> float | None:
         times = [claim.renew_at() for claim in self._claims.values()]
         first = min((time for time in times if time is not None), default=None)
-        return None if first is None else first - self._hub.core.clock.time()
+        return None if first is None else first - self._hub.state.clock.time()
 
     async def _renew(self) -> None:
-        now = self._hub.core.clock.time()
+        now = self._hub.state.clock.time()
         for claim in list(self._claims.values()):
             time = claim.renew_at()
             if time is not None and time <= now:
@@ -223,7 +223,7 @@ class CommandQueue:
 
     def _begin(self, entry: Scheduled) -> None:
         runtime = self._runtime
-        if runtime is None or not self._hub.core.accepting:
+        if runtime is None or not self._hub.state.accepting:
             return
         claim = Claim(self._hub, entry, self._lease)
         self._claims[entry.record.message_id] = claim
@@ -237,14 +237,14 @@ class CommandQueue:
         except Exception as error:  # as above, if it was taken
             log.error("enqueued_command_interrupted", **self._about(claim, error))
             # It stays in hand meanwhile: what failed now would only fail again.
-            await self._hub.core.clock.sleep(PAUSE)
+            await self._hub.state.clock.sleep(PAUSE)
         finally:
             del self._claims[claim.record.message_id]
             self._rounds.wake()
             self._rounds.tell()
 
     async def _try(self, claim: Claim) -> None:
-        core = self._hub.core
+        state = self._hub.state
         message_id, attempt = claim.record.message_id, claim.attempt
         if attempt > 1:
             ticket = await self._hub.journal.ticket(message_id)
@@ -266,26 +266,26 @@ class CommandQueue:
         if not await claim.take():
             return
         self._rounds.wake()  # it is to be renewed
-        if core.accepting:
+        if state.accepting:
             await self._handle(claim, command, tiers)
         else:
             await claim.give_back()
 
     def _prepared(self, claim: Claim) -> tuple[Command[Any], RetryTiers]:
-        core = self._hub.core
+        state = self._hub.state
         command = self._hub.decode(claim.record)
-        registration = core.registry.command_handler(type(command), None)
+        registration = state.registry.command_handler(type(command), None)
         if registration is None:
             raise MissingHandlerError(type(command))
         self._hub.tickets.replies.adapter(type(command))
-        return cast("Command[Any]", command), core.bus.retry_tiers(registration)
+        return cast("Command[Any]", command), state.assembly.retry_tiers(registration)
 
     async def _handle(self, claim: Claim, command: Command[Any], tiers: RetryTiers) -> None:
         failure: BaseException | None = None
         reply: bytes | None = None
         try:
             with claim.scope:
-                result = await self._hub.core.bus.perform(
+                result = await self._hub.state.command_runner.perform(
                     command, attempt=claim.attempt, retried=tiers.max_attempts > 1
                 )
                 if isinstance(result, FailedResult):
@@ -320,11 +320,11 @@ class CommandQueue:
             except JournalError as error:
                 log.error(
                     "journal_task_failed",
-                    bus=self._hub.core.config.name,
+                    bus=self._hub.state.config.name,
                     task="enqueued commands",
                     error=redact_exception(error),
                 )
-                await self._hub.core.clock.sleep(PAUSE)
+                await self._hub.state.clock.sleep(PAUSE)
             else:
                 return
 
@@ -380,7 +380,7 @@ class CommandQueue:
         message_type = self._hub.codec.type_of(claim.record.name)
         if message_type is None:
             return None
-        return self._hub.core.registry.command_handler(message_type, None)
+        return self._hub.state.registry.command_handler(message_type, None)
 
     def _end_failed(self, claim: Claim, closing: CloseTicket | None, error: BaseException) -> None:
         """Tell of a command that will not be tried again, unless another process has it."""
@@ -399,7 +399,7 @@ class CommandQueue:
     def _ids(self, claim: Claim) -> dict[str, object]:
         record = claim.record
         return {
-            "bus": self._hub.core.config.name,
+            "bus": self._hub.state.config.name,
             "message_type": record.name,
             "message_id": record.message_id,
             "correlation_id": record.correlation_id,

@@ -64,7 +64,7 @@ async def find(hub: Durability) -> Findings:
         count = await _in_doubt(hub, handlers[cursor.name], cursor)
         if count:
             in_doubt[cursor.name] = count
-    overdue = await journal.due(hub.core.clock.time(), LOOKED_AT)
+    overdue = await journal.due(hub.state.clock.time(), LOOKED_AT)
     return Findings(
         head=head,
         subscriptions=len(cursors),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast, final
 
-from msgbus.bus.bus_state import Phase
+from msgbus.bus.phases import Phase
 from msgbus.durability.audience import Audience
 from msgbus.durability.enqueued import CommandQueue
 from msgbus.durability.figures import journal_stats, subscription_stats
@@ -19,15 +19,16 @@ from msgbus.durability.scheduling import Scheduler
 from msgbus.durability.subscribers import Subscribers
 from msgbus.durability.tickets import TicketDesk
 from msgbus.errors import ConfigurationError, JournalError, StoredMessageError
-from msgbus.handlers.delivery import StartAt, first_offset
+from msgbus.handlers.delivery import StartAt
 from msgbus.journal.codec import MessageCodec
 from msgbus.journal.letters import LetterJournal
 from msgbus.journal.opening import open_journal
 from msgbus.journal.port import Journal
 from msgbus.journal.records import AckLevel
 from msgbus.messages.message import metadata_of
-from msgbus.protocols import missing_members
 from msgbus.resilience.stores import LetterFilter
+from msgbus.runtime.arguments import missing_members
+from msgbus.subscriptions.engine import first_offset
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Any
 
-    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.bus_state import BusState
     from msgbus.bus.subscription import Subscription
     from msgbus.durability.replaying import ReplayReport
     from msgbus.handlers.registration import Registration
     from msgbus.journal.records import Record
     from msgbus.messages.message import Event, Message
     from msgbus.messages.receipts import PublishReceipt
-    from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
+    from msgbus.telemetry.stats import JournalStats, SubscriptionStats
 
 
 @final
@@ -54,15 +55,15 @@ class Durability:
     the next start opens it again. One that was handed over stays its owner's.
     """
 
-    def __init__(self, core: BusCore, journal: str | Journal) -> None:
-        self.core = core
+    def __init__(self, state: BusState, journal: str | Journal) -> None:
+        self.state = state
         self.codec = MessageCodec()
         self._url = journal if isinstance(journal, str) else None
         self._journal = None if isinstance(journal, str) else journal
         self._is_let_go = False
         """Whether the journal was closed when the bus stopped; it can still be asked for."""
         self.recorder = JournalRecorder(self)
-        core.observe(self.recorder)
+        state.observe(self.recorder)
         self.publisher = Publisher(self)
         self.subscribers = Subscribers(self)
         self.scheduler = Scheduler(self)
@@ -79,10 +80,10 @@ class Durability:
         Raises:
             JournalOpenError: It cannot be.
         """
-        if self._journal is None or (self._is_let_go and self.core.accepting):
+        if self._journal is None or (self._is_let_go and self.state.accepting):
             assert self._url is not None  # noqa: S101 (one of the two is given)
-            self.core.require_open("open the journal of")
-            self._journal = open_journal(self._url, clock=self.core.clock)
+            self.state.require_open("open the journal of")
+            self._journal = open_journal(self._url, clock=self.state.clock)
             self._is_let_go = False
         return self._journal
 
@@ -115,14 +116,14 @@ class Durability:
             StoredMessageError: It does not fit its class.
         """
         message = self.codec.decode(record)
-        metadata_of(message).place = (record.offset, record.time)
+        metadata_of(message).recorded = (record.offset, record.time)
         return message
 
     def tell_failed(self, record: Record, handler: Registration, error: BaseException) -> None:
         """Tell observers, if there are any, that a handler failed on a message for good."""
-        if self.core.observers.told:
+        if self.state.observers.active:
             with suppress(StoredMessageError):  # then no handler ever got it
-                self.core.observers.failed(handler, None, self.decode(record), error)
+                self.state.observers.failed(handler, None, self.decode(record), error)
 
     # -- history ---------------------------------------------------------------------------------
 
@@ -140,8 +141,8 @@ class Durability:
         progress: Callable[[ReplayReport], object] | None,
     ) -> ReplayReport:
         """As `bus.replay`."""
-        self.core.require_home("replay on")
-        self.core.require_runtime()
+        self.state.require_own_thread("replay on")
+        self.state.require_runtime()
         begin, end = StartAt.of(start), None if until is None else StartAt.of(until)
         audience = Audience(self, to, names=names, topic=topic)
         # What was executed before is in the journal before it is read.
@@ -169,7 +170,7 @@ class Durability:
     def registered(self, registration: Registration, session_id: str | None) -> None:
         """A handler has been registered."""
         self.subscribers.add(registration, session_id)
-        if self.core.phase is Phase.RUNNING:
+        if self.state.phase is Phase.RUNNING:
             self.subscribers.start_soon(registration)
             self.commands.handlers_changed()
 
@@ -194,7 +195,7 @@ class Durability:
             ConfigurationError: The journal promises less than the bus requires.
             JournalError: It cannot be opened or read.
         """
-        runtime = self.core.require_runtime()
+        runtime = self.state.require_runtime()
         self._check_level()
         await self._say_what_is_there()
         self.recorder.open(runtime)
@@ -205,7 +206,7 @@ class Durability:
         self.relays.open(runtime)
 
     def _check_level(self) -> None:
-        wanted = self.core.config.require_ack
+        wanted = self.state.config.require_ack
         if wanted is not None and self.journal.level < AckLevel[wanted.upper()]:
             message = (
                 f"The bus requires require_ack={wanted!r}, but its journal promises only "
@@ -217,7 +218,7 @@ class Durability:
         found = await find(self)
         log.info(
             "journal_opened",
-            bus=self.core.config.name,
+            bus=self.state.config.name,
             journal=self._url or repr(self._journal),
             messages_up_to=found.head,
             subscriptions=found.subscriptions,
@@ -250,14 +251,14 @@ class Durability:
         for handler in self.subscribers:
             if handler.starting is not None:
                 await handler.starting.wait()
-        if self._journal is None and not self.core.accepting:
+        if self._journal is None and not self.state.accepting:
             return  # it could not be opened, which is told by whoever tried
         target = await self.journal.head()
         while True:
             await self.scheduler.caught_up()
             await self.commands.caught_up()
             for handler in self.subscribers:
-                wanted = handler.is_active or self.core.accepting
+                wanted = handler.is_active or self.state.accepting
                 if handler.subscription is not None and wanted:
                     await handler.subscription.caught_up(target)
             if self.publisher.appended <= target and await self.commands.is_idle():
@@ -285,7 +286,7 @@ class Durability:
         try:
             return await self.commands.count() + await self.scheduler.recount()
         except JournalError as error:
-            log.error("journal_failed", bus=self.core.config.name, error=redact_exception(error))
+            log.error("journal_failed", bus=self.state.config.name, error=redact_exception(error))
             return 0
 
     async def close(self) -> None:

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Protocol, final
 from uuid import UUID
 
-from msgbus.bus.context import current_frame, fix_in_frame
 from msgbus.errors import StoredMessageError
 from msgbus.journal.codec import MessageCodec, RawMessage
 from msgbus.journal.records import Kind, Record
+from msgbus.messages.frame import current_frame, fix_in_frame
 from msgbus.messages.message import Event, metadata_of, require_event
 
 

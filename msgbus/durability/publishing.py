@@ -1,4 +1,4 @@
-"""Publishing on a bus with a journal: room first, then the journal, then the handlers.
+"""EventPublisher on a bus with a journal: room first, then the journal, then the handlers.
 
 An event takes its place in the queues of the handlers in this process before it is appended,
 behind a gate that opens when the journal has it. So there is room for it, all handlers see
@@ -21,11 +21,11 @@ from msgbus.messages.message import metadata_of
 from msgbus.messages.receipts import PublishReceipt, PublishStatus, PublishSummary
 
 if TYPE_CHECKING:
-    from msgbus.bus.context import Frame
     from msgbus.bus.lanes.outcomes import Outcomes
     from msgbus.bus.plans import EventPlan
     from msgbus.durability.hub import Durability
     from msgbus.journal.records import Ack, Record
+    from msgbus.messages.frame import Frame
     from msgbus.messages.message import Event
 
 
@@ -46,12 +46,12 @@ class Placed:
 
     def committed(self, ack: Ack) -> PublishReceipt:
         """The journal has it: let the handlers begin."""
-        metadata_of(self.event).place = (ack.offset, self.record.time)
+        metadata_of(self.event).recorded = (ack.offset, self.record.time)
         if ack.duplicate:
             self._plan.take_back()
-            self._gate.call_off()
+            self._gate.cancel()
             return PublishReceipt(PublishStatus.DURABLE, offset=ack.offset, duplicate=True)
-        self._gate.one_done()
+        self._gate.count_down()
         dropped = self._receipt.dropped
         return PublishReceipt(
             PublishStatus.DROPPED if dropped else PublishStatus.DURABLE,
@@ -63,7 +63,7 @@ class Placed:
     def refused(self) -> None:
         """The journal does not have it: nobody gets it."""
         self._plan.take_back()
-        self._gate.call_off()
+        self._gate.cancel()
 
 
 @final
@@ -121,9 +121,9 @@ class Publisher:
         outcomes: Outcomes | None = None,
     ) -> Placed | PublishReceipt:
         """Give `event` its place in the queues; the receipt if it gets none."""
-        record = self._hub.codec.encode(event, time=self._hub.core.clock.time())
+        record = self._hub.codec.encode(event, time=self._hub.state.clock.time())
         gate = Gate(1)
-        receipt = await self._hub.core.bus.admit(
+        receipt = await self._hub.state.event_publisher.admit(
             event, plan, outer, gate, may_wait=may_wait, outcomes=outcomes
         )
         if not receipt.accepted:

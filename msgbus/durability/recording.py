@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import anyio
 from typing_extensions import override
 
-from msgbus.bus.context import current_frame
 from msgbus.errors import HandlerTimeoutError, JournalError, Refusal, StoredMessageError
 from msgbus.handlers.observers import BusObserver, CallBegan, CallEnded
 from msgbus.journal.operations import AddDelivery, Append, Operation
 from msgbus.journal.records import DeliveryRecord, Outcome, Record
+from msgbus.messages.frame import current_frame
 from msgbus.messages.message import Message, Query, SystemEvent, metadata_of
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -45,9 +45,9 @@ class JournalRecorder(BusObserver):
 
     def __init__(self, hub: Durability) -> None:
         self._hub = hub
-        self._clock = hub.core.clock
-        self._limit = hub.core.config.record_buffer
-        self._what = hub.core.config.record
+        self._clock = hub.state.clock
+        self._limit = hub.state.config.record_buffer
+        self._what = hub.state.config.record
         self._operations: list[Operation] = []
         self._commands = 0
         """How many of them are commands."""
@@ -101,7 +101,7 @@ class JournalRecorder(BusObserver):
 
     def _record(self, message: Message) -> None:
         meta = metadata_of(message)
-        if meta.place is not None:
+        if meta.recorded is not None:
             return  # it came out of the journal
         now = self._clock.time()
         try:
@@ -109,13 +109,13 @@ class JournalRecorder(BusObserver):
         except StoredMessageError as error:
             log.error(
                 "command_not_recorded",
-                bus=self._hub.core.config.name,
+                bus=self._hub.state.config.name,
                 message_type=type(message).__name__,
                 message_id=meta.message_id,
                 error=redact_exception(error),
             )
             return
-        meta.place = (0, now)
+        meta.recorded = (0, now)
         self._commands += 1
         self.add(Append(record))
 
@@ -139,7 +139,7 @@ class JournalRecorder(BusObserver):
             meta = metadata_of(one)
             if isinstance(one, _NOT_RECORDED) or meta.from_system:
                 continue
-            offset, time = meta.place or (0, ended - run)
+            offset, time = meta.recorded or (0, ended - run)
             wait = ended - run - time
             wait = wait if wait > 0 else 0.0  # cheaper than `max`
             delivery = DeliveryRecord(
@@ -162,7 +162,7 @@ class JournalRecorder(BusObserver):
         """A message was given up; its dead letter is kept elsewhere."""
         meta = metadata_of(message)
         now = self._clock.time()
-        offset, time = meta.place or (0, now)
+        offset, time = meta.recorded or (0, now)
         for operation in self._given_up(
             meta.message_id, handler, attempts, error, now - time, offset or None
         ):
@@ -261,7 +261,7 @@ class JournalRecorder(BusObserver):
             except JournalError as error:
                 log.error(
                     "deliveries_not_recorded",
-                    bus=self._hub.core.config.name,
+                    bus=self._hub.state.config.name,
                     lost=len(operations) + len(self._operations),
                     error=redact_exception(error),
                 )
@@ -281,7 +281,7 @@ class JournalRecorder(BusObserver):
             self.failures += 1
             log.error(
                 "journal_not_written",
-                bus=self._hub.core.config.name,
+                bus=self._hub.state.config.name,
                 waiting=len(self._operations),
                 error=redact_exception(error),
             )

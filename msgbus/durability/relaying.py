@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final, final
 
 import anyio
 
-from msgbus.bus.context import current_frame
 from msgbus.durability.batching import Batch
 from msgbus.durability.transactions import current_transaction
 from msgbus.durability.wire_names import WireNames
 from msgbus.errors import BusClosedError, BusStateError, StoredMessageError
+from msgbus.messages.frame import current_frame
 from msgbus.messages.message import Event, metadata_of
 from msgbus.messages.receipts import PublishReceipt, PublishStatus
 from msgbus.telemetry.logging import log
@@ -69,11 +69,11 @@ class Relays:
 
     def add(self, outbox: Outbox, every: float, limit: int) -> Relay:
         """A relay, which begins when the bus does."""
-        self._hub.core.require_open("relay to")
+        self._hub.state.require_open("relay to")
         relay = Relay(self, self._hub, outbox, every, limit)
         self._relays.append(relay)
-        if self._hub.core.runtime is not None:
-            relay.open(self._hub.core.runtime)
+        if self._hub.state.runtime is not None:
+            relay.open(self._hub.state.runtime)
         return relay
 
     def open(self, runtime: Runtime) -> None:
@@ -89,8 +89,8 @@ class Relays:
 
     async def once(self, outbox: Outbox, limit: int) -> RelayReport:
         """Publish what is pending, once; see `bus.relay_once`."""
-        core = self._hub.core
-        core.require_open("relay to", current_frame.get())
+        state = self._hub.state
+        state.require_open("relay to", current_frame.get())
         transaction = current_transaction.get()
         if transaction is not None and transaction.hub is self._hub:
             message = (
@@ -117,7 +117,7 @@ class Relays:
         if done:
             await outbox.done(done)
         times = [entry.time for entry in done if entry.time is not None]
-        oldest = max(core.clock.time() - min(times), 0.0) if times else 0.0
+        oldest = max(state.clock.time() - min(times), 0.0) if times else 0.0
         return RelayReport(
             published=counts["published"],
             duplicates=counts["duplicates"],
@@ -150,7 +150,7 @@ class Relays:
             del self._refused[next(iter(self._refused))]
         log.error(
             "outbox_entry_refused",
-            bus=self._hub.core.config.name,
+            bus=self._hub.state.config.name,
             entry=entry.id,
             message_type=entry.name,
             error=reason,
@@ -234,7 +234,7 @@ class Relay:
             self.failures += 1
             log.error(
                 "outbox_failed",
-                bus=self._hub.core.config.name,
+                bus=self._hub.state.config.name,
                 failures=self.failures,
                 error=redact_exception(error),
             )
@@ -248,7 +248,7 @@ class Relay:
     async def _pause(self) -> None:
         assert self._waker is not None  # noqa: S101 (made before the task)
         if not self._is_woken:
-            with self._hub.core.clock.cancel_after(self._every):
+            with self._hub.state.clock.cancel_after(self._every):
                 await self._waker.wait()
         self._is_woken = False
 

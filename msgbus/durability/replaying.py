@@ -10,21 +10,22 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Final, final
 
 import anyio.lowlevel
 
-from msgbus.bus.context import ReplayFrame, context_of, current_frame
 from msgbus.errors import CorruptRecordError, Refusal, StoredMessageError
 from msgbus.handlers.filters import passes
 from msgbus.journal.codec import RawMessage
 from msgbus.journal.records import Kind
+from msgbus.messages.frame import ReplayFrame, context_of, current_frame
 from msgbus.messages.message import Event
-from msgbus.subscriptions.rate import RateLimit
+from msgbus.runtime.token_bucket import TokenBucket
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import LaneCounts
 
 if TYPE_CHECKING:
+    from msgbus.bus.bus_state import BusState
     from msgbus.durability.audience import Audience
     from msgbus.durability.hub import Durability
     from msgbus.journal.records import Page, Record
@@ -93,13 +94,14 @@ class ReplayReport:
 class Stage:
     """Stands where a lane would: what the frames of a replay belong to."""
 
-    __slots__ = ("bus", "counts", "name", "parked", "registration")
+    __slots__ = ("backing_off", "bus", "counts", "host", "name", "registration")
 
-    def __init__(self, bus: Any, audience: Audience) -> None:
-        self.bus = bus
+    def __init__(self, host: BusState, audience: Audience) -> None:
+        self.bus = host.bus
+        self.host = host
         self.name = audience.registration.name
         self.registration = audience.registration
-        self.parked: list[Event] = []
+        self.backing_off: list[Event] = []
         self.counts = LaneCounts()  # of nobody: a replay says what became of it by itself
 
     def waiting_for_circuit(self, _events: Sequence[Event]) -> AbstractContextManager[None]:
@@ -135,9 +137,9 @@ class Replay:
         progress: Callable[[ReplayReport], object] | None,
     ) -> None:
         self._hub = hub
-        self._clock = hub.core.clock
+        self._clock = hub.state.clock
         self._audience = audience
-        self._stage = Stage(hub.core.bus, audience)
+        self._stage = Stage(hub.state, audience)
         self._call = audience.call
         self._start = start
         self._next = start
@@ -147,7 +149,7 @@ class Replay:
         self._is_stopped = False
         self._progress = progress
         self._began = self._told = self._clock.now()
-        self._rate = RateLimit(rate, 1, self._began)
+        self._rate = TokenBucket(rate, 1, self._began)
         self._calls = 0
         self._handled = self._refused = self._filtered = 0
         self._failed = self._unreadable = self._emitted = 0
@@ -318,7 +320,7 @@ class Replay:
         emitted = context_of(frame).emitted
         self._emitted += len(emitted)
         if self._emit:
-            await self._hub.core.flush(frame)
+            await self._hub.state.flush(frame)
 
     # -- time ------------------------------------------------------------------------------------
 

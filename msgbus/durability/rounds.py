@@ -112,11 +112,11 @@ class Rounds:
         except Exception as error:  # a full disk may have room again
             log.error(
                 "journal_task_failed",
-                bus=self._hub.core.config.name,
+                bus=self._hub.state.config.name,
                 task=self._name,
                 error=redact_exception(error),
             )
-            await self._hub.core.clock.sleep(PAUSE)
+            await self._hub.state.clock.sleep(PAUSE)
             return True
         self.tell()
         await self._rest(pause)
@@ -130,7 +130,7 @@ class Rounds:
         elif pause is None:
             await self._waker.wait()
         else:
-            with self._hub.core.clock.cancel_after(pause):
+            with self._hub.state.clock.cancel_after(pause):
                 await self._waker.wait()
 
 

@@ -90,7 +90,7 @@ class Scheduler:
             JournalError: The journal did not take it.
         """
         hub = self._hub
-        now = hub.core.clock.time()
+        now = hub.state.clock.time()
         record = hub.codec.encode(event, time=now)
         operation = Schedule(Scheduled(record.message_id, now + delay, record))
         transaction = current_transaction.get()
@@ -109,7 +109,7 @@ class Scheduler:
         except JournalConflictError:
             return False
         self._changed(-1)
-        self._hub.core.observers.unscheduled(message_id)
+        self._hub.state.observers.unscheduled(message_id)
         return True
 
     def _changed(self, by: int) -> None:
@@ -120,7 +120,7 @@ class Scheduler:
         """How many wait, whoever has scheduled them."""
         seen = self._changes
         count = await self._hub.journal.count_scheduled()
-        self._counted_at = self._hub.core.clock.now()
+        self._counted_at = self._hub.state.clock.now()
         if seen == self._changes:
             self.count = count
         return self.count
@@ -142,27 +142,27 @@ class Scheduler:
     async def caught_up(self) -> None:
         """Wait until everything that is due now has been published."""
         hub = self._hub
-        while hub.core.accepting and self._rounds.is_open:
+        while hub.state.accepting and self._rounds.is_open:
             due = await hub.journal.next_due()
-            if due is None or due > hub.core.clock.time():
+            if due is None or due > hub.state.clock.time():
                 return
             await self._rounds.next()
 
     # -- what is due -----------------------------------------------------------------------------
 
     async def _round(self) -> float | None:
-        core, journal = self._hub.core, self._hub.journal
-        while core.accepting:
-            entries = await journal.due(core.clock.time(), GROUP)
+        state, journal = self._hub.state, self._hub.journal
+        while state.accepting:
+            entries = await journal.due(state.clock.time(), GROUP)
             if not entries:
                 break
             await self._publish(entries)
-        if not core.accepting:
+        if not state.accepting:
             return None
-        if core.clock.now() - self._counted_at >= RECOUNT:
+        if state.clock.now() - self._counted_at >= RECOUNT:
             await self.recount()
         due = await journal.next_due()
-        return None if due is None else due - core.clock.time()
+        return None if due is None else due - state.clock.time()
 
     async def _publish(self, entries: Sequence[Scheduled]) -> None:
         """All of them in one commit; one by one if somebody else has taken some."""
@@ -184,22 +184,22 @@ class Scheduler:
                 self._tell(one.event, one)
 
     def _tell(self, event: Event, due: _Due) -> None:
-        core = self._hub.core
+        state = self._hub.state
         receipt = due.receipt or PublishReceipt(PublishStatus.REJECTED, reason=due.reason)
-        core.observers.publishing(event, is_due=True)
-        core.observers.published(event, receipt)
+        state.observers.publishing(event, is_due=True)
+        state.observers.published(event, receipt)
         if due.reason:
-            core.bus.tell_refused(event, due.reason)
+            state.event_publisher.report_refused(event, due.reason)
 
     async def _examined(self, entry: Scheduled) -> _Due:
         """The event, once the bus's filters have been asked: before anything has its place."""
         due = _Due(entry, self._event(entry))
         if due.event is None:
             return due
-        bus = self._hub.core.bus
-        due.plan = bus.prepare_event(due.event, None)
+        publishing = self._hub.state.event_publisher
+        due.plan = publishing.prepare(due.event, None)
         try:
-            due.receipt = await bus.ask_filters(due.event, due.plan)
+            due.receipt = await publishing.ask_filters(due.event, due.plan)
         except (JournalError, BusClosedError):
             raise
         except Exception as error:
@@ -216,7 +216,7 @@ class Scheduler:
         return event if isinstance(event, Event) else None
 
     async def _commit(self, batch: Sequence[_Due]) -> None:
-        now = self._hub.core.clock.time()
+        now = self._hub.state.clock.time()
         operations: list[Operation] = [Unschedule(one.entry.id, required=True) for one in batch]
         placed: list[Placed] = []
         owners: list[_Due] = []
@@ -239,7 +239,7 @@ class Scheduler:
 
     async def _place(self, due: _Due, event: Event) -> None:
         # A filter may have awaited: handlers may have come or gone.
-        due.plan = self._hub.core.bus.prepare_event(event, None)
+        due.plan = self._hub.state.event_publisher.prepare(event, None)
         try:
             # As on a lane: nobody may be kept waiting for a delayed event's room.
             placed = await self._hub.publisher.place(event, due.plan, None, may_wait=False)

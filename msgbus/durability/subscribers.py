@@ -127,7 +127,7 @@ class DurableHandler:
             names=self.names,
             matches=self.wants,
             target=self.registration.target_key,
-            clock=self._hub.core.clock,
+            clock=self._hub.state.clock,
             on_dead_letter=self._given_up,
         )
         if self.names is None:
@@ -154,13 +154,13 @@ class DurableHandler:
                 and is_final(self.subscription.engine.config, item.attempt, error)
             )
         ):
-            self._hub.core.observers.failed(self.registration, None, item.event, error)
+            self._hub.state.observers.failed(self.registration, None, item.event, error)
 
     def _final_config(self) -> SubscriptionConfig:
         retry = self.config.retry
         if "retry" not in (self.registration.subscription or {}):
             # Asked now and not before: policies may be set until the bus starts.
-            retry = self._hub.core.bus.retry_tiers(self.registration)
+            retry = self._hub.state.assembly.retry_tiers(self.registration)
         # What cannot be decoded now will not be decoded later.
         hopeless = (*retry.give_up_on, StoredMessageError)
         retry = retry.model_copy(update={"give_up_on": hopeless})
@@ -184,12 +184,12 @@ class DurableHandler:
             event = self._decode(record)
         except StoredMessageError as error:
             return HandedOver(self, None, error)
-        core = self._hub.core
-        lane = core.lane_of(self.registration, None)
+        state = self._hub.state
+        lane = state.lane_of(self.registration, None)
         item = Gated(event, None, (), attempt=attempt)
         handed = HandedOver(self, item)
         # One pair that no publish of this process may have counted.
-        core.ledger.event(type(event).__name__).pairs += 1
+        state.counters.event(type(event).__name__).pairs += 1
         lane.queue.push(item)
         return handed
 
@@ -294,7 +294,7 @@ class Subscribers:
         options = dict(registration.subscription or {})
         in_flight = registration.concurrency
         if registration.batch:
-            in_flight = (registration.queue or self._hub.core.config.queue).batch_size
+            in_flight = (registration.queue or self._hub.state.config.queue).batch_size
         options.setdefault("max_in_flight", in_flight)
         try:
             return SubscriptionConfig(**options)
@@ -319,7 +319,7 @@ class Subscribers:
         handler = self._handlers.get(registration)
         if handler is not None:
             handler.starting = anyio.Event()
-            runtime = self._hub.core.require_runtime()
+            runtime = self._hub.state.require_runtime()
             runtime.spawn(self._start_late, handler, name=f"msgbus subscription {handler.name}")
 
     async def _start_late(self, handler: DurableHandler) -> None:

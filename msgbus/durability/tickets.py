@@ -146,10 +146,10 @@ class TicketDesk:
             TicketTimeoutError: It has not after `timeout` seconds.
             BusClosedError: The bus let go of its journal before.
         """
-        self._hub.core.require_home("wait for a command of")
+        self._hub.state.require_own_thread("wait for a command of")
         if timeout is None:
             return await self._closed_row(message_id)
-        with self._hub.core.clock.cancel_after(timeout):
+        with self._hub.state.clock.cancel_after(timeout):
             return await self._closed_row(message_id)
         raise TicketTimeoutError(message_id, seconds=timeout)
 
@@ -225,7 +225,7 @@ class TicketDesk:
         except JournalError as error:
             log.error(
                 "journal_task_failed",
-                bus=self._hub.core.config.name,
+                bus=self._hub.state.config.name,
                 task="tickets",
                 error=redact_exception(error),
             )

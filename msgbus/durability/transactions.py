@@ -6,9 +6,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
-from msgbus.bus.context import Frame, current_frame
 from msgbus.errors import BusStateError, TransactionRefusedError
 from msgbus.journal.operations import Fence, Mark, Operation, Sql
+from msgbus.messages.frame import Frame, current_frame
 from msgbus.messages.message import metadata_of
 from msgbus.messages.receipts import ENLISTED, PublishReceipt
 
@@ -74,7 +74,7 @@ class Transaction:
             StoredMessageError: It cannot be written as JSON.
         """
         self._require_open()
-        self.hub.codec.encode(event, time=self.hub.core.clock.time())  # raises now, not later
+        self.hub.codec.encode(event, time=self.hub.state.clock.time())  # raises now, not later
         self._events.append((event, current_frame.get()))
         return ENLISTED
 
@@ -113,7 +113,7 @@ class Transaction:
         if self._token is not None:
             message = "A transaction can be used once; ask the bus for another."
             raise BusStateError(message)
-        self.hub.core.require_open("begin a transaction on", current_frame.get())
+        self.hub.state.require_open("begin a transaction on", current_frame.get())
         self._is_open = True
         self._token = current_transaction.set(self)
         return self
@@ -138,7 +138,7 @@ class Transaction:
 
     def _tell_not_published(self, error: BaseException) -> None:
         for event, _ in self._events:
-            self.hub.core.observers.not_published(event, error)
+            self.hub.state.observers.not_published(event, error)
 
     async def _commit(self) -> None:
         placed: list[Placed] = []
@@ -153,13 +153,13 @@ class Transaction:
             raise
         self.receipts = await self.hub.publisher.commit(self._operations, placed)
         for (event, _), receipt in zip(self._events, self.receipts, strict=True):
-            self.hub.core.observers.published(event, receipt)
+            self.hub.state.observers.published(event, receipt)
         for handler, message_id in self._acknowledged:
             handler.acknowledged.add(message_id)
 
     async def _place(self, event: Event, outer: Frame | None, *, may_wait: bool) -> Placed:
         publisher = self.hub.publisher
-        plan = self.hub.core.bus.prepare_event(event, outer)
+        plan = self.hub.state.event_publisher.prepare(event, outer)
         placed = await publisher.place(event, plan, outer, may_wait=may_wait)
         if isinstance(placed, PublishReceipt):
             raise TransactionRefusedError(type(event), placed.reason)

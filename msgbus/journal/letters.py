@@ -12,7 +12,6 @@ import anyio
 from msgbus.errors import DeadLetterStoreError, JournalError, MsgBusError
 from msgbus.journal.mailbag import Mailbag
 from msgbus.journal.port import Journal
-from msgbus.protocols import missing_members, require_members
 from msgbus.resilience.letter_room import tell
 from msgbus.resilience.letter_rows import LetterRows
 from msgbus.resilience.letters import DeadLetterEntry
@@ -22,6 +21,7 @@ from msgbus.resilience.stores import (
     Overflow,
 )
 from msgbus.resilience.table_store import TableStore
+from msgbus.runtime.arguments import missing_members, require_members
 from msgbus.runtime.event_loop import current_runtime
 from msgbus.telemetry.redaction import redact_exception
 

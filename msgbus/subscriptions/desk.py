@@ -6,9 +6,9 @@ from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, final
 
 from msgbus.errors import Refusal
+from msgbus.runtime.token_bucket import TokenBucket
 from msgbus.subscriptions.cursor import SafeCursor
 from msgbus.subscriptions.progress import Counts
-from msgbus.subscriptions.rate import RateLimit
 from msgbus.subscriptions.window import Entry, State, Window
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Desk:
         self.config = config
         self.dispatcher = dispatcher
         self.counts = Counts()
-        self.rate = RateLimit(config.rate_limit, config.burst, clock.now())
+        self.rate = TokenBucket(config.rate_limit, config.burst, clock.now())
         self.clock = clock
         self._wake = wake
         self.key_of = config.key or _stored_key

@@ -11,7 +11,7 @@ import anyio
 from uuid_utils import uuid7
 
 from msgbus.errors import BusStateError, ConfigurationError, SettleTimeoutError
-from msgbus.handlers.delivery import StartAt, first_offset
+from msgbus.handlers.delivery import StartAt
 from msgbus.journal.records import Record
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.subscriptions.config import SubscriptionConfig
@@ -380,3 +380,14 @@ class SubscriptionEngine:
         )
         if self._on_stall is not None:
             self._on_stall(progress)
+
+
+async def first_offset(journal: Journal, start: StartAt) -> int:
+    """The offset of the first message that `start` means, whether it is there yet or not."""
+    if start.is_latest:
+        return await journal.head() + 1
+    if start.time is not None:
+        return await journal.offset_at(start.time)
+    if start.offset is not None:
+        return max(start.offset, 1)
+    return await journal.first()

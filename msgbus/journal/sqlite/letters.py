@@ -17,8 +17,7 @@ from msgbus.journal.sqlite.reads import damaged
 from msgbus.journal.sqlite.rows import checksum, decoded
 from msgbus.resilience.letter_rows import COLUMNS, LetterRows, LetterTable, record_of, row_of
 from msgbus.resilience.letters import DeadLetterEntry, at, letter_id_of, micros
-from msgbus.resilience.stores import Record as LetterRecord
-from msgbus.resilience.stores import added
+from msgbus.resilience.stores import Record as LetterRecord, added
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import PayloadCodec

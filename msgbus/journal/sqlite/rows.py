@@ -6,8 +6,10 @@ import json
 import sqlite3
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from struct import Struct
-from struct import error as StructError  # noqa: N812
+from struct import (
+    Struct,
+    error as StructError,  # noqa: N812
+)
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from zlib import crc32
