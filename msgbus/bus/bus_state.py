@@ -1,161 +1,132 @@
-"""What the parts of one bus share: its handlers, lanes, counters and phase of life."""
+"""The state that the parts of one bus share: handlers, plans, lanes and counters."""
 
 from __future__ import annotations
 
 import weakref
-from enum import Enum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from msgbus.bus.context import Frame, context_of, current_frame, frame_about
 from msgbus.bus.drain import Quiescence
 from msgbus.bus.lanes.lane import Lane
 from msgbus.bus.lanes.queue import BoundedEventQueue
 from msgbus.bus.monitoring.depth import DepthWatch
+from msgbus.bus.phases import Phase
 from msgbus.bus.plans import CommandPlan, EventPlan, TopicPlans
 from msgbus.bus.subscription import Subscription
-from msgbus.errors import (
-    BusClosedError,
-    BusNotStartedError,
-    BusStateError,
-    ConfigurationError,
-    Fault,
-    ForeignLoopError,
-    InsideHandlerError,
-    MissingHandlerError,
-)
+from msgbus.bus.system_events import SystemEventPublisher
+from msgbus.errors import ConfigurationError, Fault, MissingHandlerError
 from msgbus.handlers.injection import Call, bind
 from msgbus.handlers.observers import BusObserver, Observers
 from msgbus.handlers.registration import Registration, registration_faults
-from msgbus.messages.message import Message, SystemEvent, metadata_of
-from msgbus.messages.system_events import EventHandlerFailedEvent, LifecyclePort
-from msgbus.middleware.chain import MiddlewareEntry, Per, batch_faults, build_chain
-from msgbus.runtime.event_loop import foreign_loop
+from msgbus.messages.frame import Frame, context_of, frame_handling
+from msgbus.messages.message import Message, SystemEvent, ids_of, metadata_of
+from msgbus.messages.system_events import EventHandlerFailedEvent
+from msgbus.middleware.chain import MiddlewareEntry, Per, batch_faults, build_chain, with_timeout
 from msgbus.runtime.threads import ThreadPool
-from msgbus.runtime.timeouts import with_timeout
-from msgbus.telemetry.logging import ids_of, log
+from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
-from msgbus.telemetry.stats import Ledger
+from msgbus.telemetry.stats import BusCounters
 
 if TYPE_CHECKING:
-    from msgbus.bus.bus import MessageBus
-    from msgbus.bus.session import BusSession
-    from msgbus.bus.streams import EventStream
+    from msgbus.bus.assembly import Assembly
+    from msgbus.bus.commands import CommandRunner
+    from msgbus.bus.config import BusConfig
+    from msgbus.bus.events import EventPublisher
+    from msgbus.bus.protocols import IMessageBus
+    from msgbus.bus.requests import Requests
+    from msgbus.bus.session import BusSession, SessionState
+    from msgbus.bus.streams import EventMatcher, EventStream
     from msgbus.durability.hub import Durability
-    from msgbus.expectations import Watch
-    from msgbus.handlers.config import BusConfig
     from msgbus.handlers.injection import Providers
     from msgbus.handlers.registry import IRegistry
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime
 
 
-class Phase(Enum):
-    """A bus's life, in this order; a stopped bus that is started again begins anew."""
-
-    NEW = "new"
-    RUNNING = "running"
-    DRAINING = "draining"
-    STOPPED = "stopped"
-
-
-def _has_stopped(what: str) -> BusClosedError:
-    message = f"Cannot {what} this bus: it has stopped. Start it again with `await bus.start()`."
-    return BusClosedError(message)
-
-
 @final
-class Unstarted:
-    """The queues of a bus that was not started yet. Knows nothing of the bus itself."""
-
-    __slots__ = ("bus", "queues")
-
-    def __init__(self, bus: str) -> None:
-        self.bus = bus
-        self.queues: list[BoundedEventQueue] = []
-
-    def report(self) -> None:
-        """Say that the bus is gone, or the program ends, with events that nobody handled."""
-        events = sum(len(queue.items) for queue in self.queues)
-        if events:
-            fix = "`async with bus:` or `await bus.start()`"
-            log.warning("bus_never_started", bus=self.bus, events=events, fix=fix)
-
-
-@final
-class BusCore(Quiescence):
-    """The shared inside of a bus. Users see `MessageBus`."""
+class BusState(Quiescence):
+    """Internal state of a bus. Users see `MessageBus`."""
 
     def __init__(
         self,
-        bus: MessageBus,
+        bus: IMessageBus,
         config: BusConfig,
         registry: IRegistry,
         providers: Providers,
         clock: Clock,
     ) -> None:
-        super().__init__(clock, Ledger(config.histogram_every))
+        super().__init__(clock, BusCounters(config.histogram_every))
         self.bus = bus
+        """For handlers that ask for it, and to publish what they emit."""
         self.config = config
         self.registry = registry
         self.providers = providers
         self.middleware: list[MiddlewareEntry] = []
         self.observers = Observers()
-        self.sessions: dict[str, BusSession] = {}
-        self.lifecycle = LifecyclePort(self)
-        self.phase = Phase.NEW
-        self.accepting = True
-        """Whether calls from outside are taken: before and while it runs. Afterwards no plan
-        is kept, so that every call goes the long way and is asked where it comes from."""
+        self.sessions: dict[str, SessionState] = {}
+        """The live sessions, by id."""
+        self.open_sessions: dict[str, BusSession] = {}
+        """The same, as users see them."""
+        self.system_events = SystemEventPublisher(self)
+        self.assembly: Assembly
+        self.command_runner: CommandRunner
+        self.event_publisher: EventPublisher
+        self.requests: Requests
         self.lanes: dict[tuple[Registration, str | None], Lane] = {}
         """By handler and, for those of a session, its id."""
-        self.drained_from = 0
+        self.finished_before_drain = 0
         """Pairs that were finished when the bus began to stop."""
         self.sessions_observe_commands = 0
-        """Handlers of sessions that want to hear of commands."""
-        self.streams: set[EventStream[Any] | Watch[Any]] = set()
-        """Those who read events from outside, and are told when there will be no more."""
+        """Handlers of sessions that subscribe to system events about commands."""
+        self.streams: set[EventStream[Any] | EventMatcher[Any]] = set()
+        """Open streams and expectations; they end with the bus or with their session."""
         self.version = 0
-        """Grows with every change, so that sessions know when their plans are old."""
+        """Incremented by every change, so that sessions drop plans that are out of date."""
         self.commands: dict[type, CommandPlan] = {}
         self.events: dict[type, EventPlan] = {}
+        self.plain_events: dict[type, EventPlan] = {}
+        """The same plans, for the fast path of `publish`; empty while an observer is active."""
         self.topics = TopicPlans()
-        """Of events published under another topic than their class's."""
+        """Plans of events published under a topic other than their class's."""
         self.threads = ThreadPool(config.max_threads)
         self.durability: Durability | None = None
-        """Everything that concerns the journal, if there is one."""
+        """Everything about the journal, if the bus has one."""
         self.depth_watch = DepthWatch(config.name, config.max_depth)
-        self.unstarted: Unstarted | None = None
-        """The queues of events that were published before the start."""
+        self.unstarted: list[BoundedEventQueue] | None = None
+        """Queues with events published before the first start."""
         registry.watch(self.refresh)
 
     # -- plans ---------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Forget all plans: the registry, the middleware or the phase has changed.
+        """Drop all plans: the registry, the middleware or the phase has changed.
 
-        A plan is never altered, only replaced: a dispatch that is under way keeps its own.
+        A plan is never altered, only replaced: a dispatch in progress keeps its own.
         """
         self.version += 1
         for plan in self.events.values():
-            plan.settle_accounts()
+            plan.flush_counts()
         self.topics.forget()
         self.commands.clear()
         self.events.clear()
-        self.lifecycle.forget()
+        self.plain_events.clear()
+        self.system_events.forget()
 
-    def settle_accounts(self) -> None:
-        """Bring into the ledger what live plans have counted."""
+    def flush_counts(self) -> None:
+        """Add the counts of live plans to the counters."""
         for plan in self.events.values():
-            plan.settle_accounts()
-        self.topics.settle_accounts()
+            plan.flush_counts()
+        self.topics.flush_counts()
         for session in self.sessions.values():
-            session.settle_accounts()
+            session.flush_counts()
 
-    def command_plan(self, command_type: type[Message], session: BusSession | None) -> CommandPlan:
-        """How to handle such a command.
+    def command_plan(
+        self, command_type: type[Message], session: SessionState | None
+    ) -> CommandPlan:
+        """Get the plan of a command type, made at its first use.
 
         Raises:
-            MissingHandlerError: Nobody handles it.
+            MissingHandlerError: It has no handler.
         """
         plans = self.commands if session is None else session.command_plans(self.version)
         plan = plans.get(command_type)
@@ -165,18 +136,17 @@ class BusCore(Quiescence):
             if registration is None:
                 raise MissingHandlerError(command_type, session_id=session_id)
             owns = session is not None and session.owns(registration)
-            counts = self.ledger.command(*registration.row(in_session=owns))
+            counts = self.counters.command(*registration.stats_key(in_session=owns))
             call = self.chain(registration, session)
-            owns = session is not None and session.owns(registration)
-            plan = CommandPlan(self.bus, registration, call, counts, session_id if owns else None)
+            plan = CommandPlan(self, registration, call, counts, session_id if owns else None)
             if self.accepting:
                 plans[command_type] = plan
         return plan
 
     def event_plan(
-        self, event_type: type[Message], session: BusSession | None, topic: str | None = None
+        self, event_type: type[Message], session: SessionState | None, topic: str | None = None
     ) -> EventPlan:
-        """Where to put such an event; `topic` if it is published under one of its own."""
+        """Get the plan of an event type; `topic` if it is published under one of its own."""
         if topic is not None:
             return self._topic_plan(event_type, session, topic)
         plans = self.events if session is None else session.event_plans(self.version)
@@ -185,10 +155,12 @@ class BusCore(Quiescence):
             plan = self._make_event_plan(event_type, session, None)
             if self.accepting:
                 plans[event_type] = plan
+                if session is None and not self.observers.active:
+                    self.plain_events[event_type] = plan
         return plan
 
     def _topic_plan(
-        self, event_type: type[Message], session: BusSession | None, topic: str
+        self, event_type: type[Message], session: SessionState | None, topic: str
     ) -> EventPlan:
         plans = self.topics if session is None else session.topic_plans(self.version)
         plan = plans.get(event_type, topic)
@@ -199,24 +171,24 @@ class BusCore(Quiescence):
         return plan
 
     def _make_event_plan(
-        self, event_type: type[Message], session: BusSession | None, topic: str | None
+        self, event_type: type[Message], session: SessionState | None, topic: str | None
     ) -> EventPlan:
         session_id = None if session is None else session.session_id
         if topic is None:
             handlers = self.registry.event_handlers(event_type, session_id)
         else:
             handlers = self.registry.event_handlers(event_type, session_id, topic)
-        counts = self.ledger.event(event_type.__name__)
+        counts = self.counters.event(event_type.__name__)
         if self.durability is None or issubclass(event_type, SystemEvent):
             lanes = [self.lane_of(registration, session) for registration in handlers]
             return EventPlan(lanes, counts, is_kept=self.accepting)
         here = [one for one in handlers if not self.durability.is_durable(one)]
         lanes = [self.lane_of(registration, session) for registration in here]
-        # Not "kept": on a bus with a journal no event is simply appended to its queues.
+        # Not "kept": on a bus with a journal no event skips the journal on the fast path.
         return EventPlan(lanes, counts, is_kept=False, durable=len(handlers) - len(here))
 
-    def lane_of(self, registration: Registration, session: BusSession | None) -> Lane:
-        """The handler's lane, made at its first event; open if the bus runs."""
+    def lane_of(self, registration: Registration, session: SessionState | None) -> Lane:
+        """Get the lane of a handler, made at its first event; open if the bus runs."""
         own = session if session is not None and session.owns(registration) else None
         session_id = None if own is None else own.session_id
         lane = self.lanes.get((registration, session_id))
@@ -225,10 +197,10 @@ class BusCore(Quiescence):
                 registration.name,
                 registration.queue or self.config.queue,
                 self.clock,
-                self.ledger.lane(*registration.row(in_session=own is not None)),
+                self.counters.lane(*registration.stats_key(in_session=own is not None)),
             )
             lane = Lane(self, registration, queue, session_id)
-            lane.is_retried = self.bus.is_retried(registration)
+            lane.is_retried = self.assembly.is_retried(registration)
             lane.is_durable = self.is_durable(registration)
             if self.runtime is not None:
                 lane.open(self.chain(registration, own))
@@ -239,24 +211,24 @@ class BusCore(Quiescence):
 
     def _remember_unstarted(self, queue: BoundedEventQueue) -> None:
         if self.unstarted is None:
-            self.unstarted = Unstarted(self.config.name)
-            weakref.finalize(self.bus, self.unstarted.report)
-        self.unstarted.queues.append(queue)
+            self.unstarted = []
+            weakref.finalize(self.bus, _report_never_started, self.config.name, self.unstarted)
+        self.unstarted.append(queue)
 
     def forget_unstarted(self) -> None:
-        """Forget what would have to be said if there were never a start."""
+        """Cancel the warning about a bus that was never started."""
         if self.unstarted is not None:
-            self.unstarted.queues.clear()
+            self.unstarted.clear()
 
-    def chain(self, registration: Registration, session: BusSession | None) -> Call:
-        """The handler with its dependencies, inside its timeout and all its middleware."""
+    def chain(self, registration: Registration, session: SessionState | None) -> Call:
+        """Build the call of a handler: dependencies, timeout and all middleware."""
         owns = session is not None and session.owns(registration)
         call = self.bound(registration, session.providers if session and owns else None)
-        call = self.bus.assemble(registration, call, session if owns else None)
+        call = self.assembly.assemble(registration, call, session if owns else None)
         return self.observed(registration, call, session if owns else None, "message")
 
     def bound(self, registration: Registration, providers: Providers | None = None) -> Call:
-        """The handler with its dependencies, and nothing around it."""
+        """Bind a handler to its dependencies, without middleware."""
         return bind(
             registration.handler,
             registration.signature,
@@ -269,24 +241,23 @@ class BusCore(Quiescence):
         )
 
     def observed(
-        self, registration: Registration, call: Call, session: BusSession | None, per: Per
+        self, registration: Registration, call: Call, session: SessionState | None, per: Per
     ) -> Call:
-        """`call` with its beginning and its end told to those who watch this handler."""
+        """Wrap `call` so that observers are notified when it begins and ends."""
         scope = None if session is None else session.session_id
         return self.observers.around(call, registration, scope, per)
 
     def observe(self, observer: BusObserver) -> None:
-        """Tell `observer` what the bus does, from now on."""
+        """Notify `observer` of what the bus does, from now on."""
         self.observers.add(observer)
         self._observers_changed()
 
     def stop_observing(self, observer: BusObserver) -> None:
-        """Tell `observer` nothing more, but for the ends of calls that are under way."""
+        """Stop notifying `observer`, except when calls in progress end."""
         self.observers.remove(observer)
         self._observers_changed()
 
     def _observers_changed(self) -> None:
-        self.bus.observers_changed()
         self.refresh()
         if self.phase is not Phase.RUNNING:
             return  # lanes get their chains at the start
@@ -296,11 +267,11 @@ class BusCore(Quiescence):
                 lane.invoke = self.chain(registration, session)
 
     def is_durable(self, registration: Registration) -> bool:
-        """Whether a handler reads the journal instead of being handed what is published."""
+        """Whether a handler reads its events from the journal."""
         return self.durability is not None and self.durability.is_durable(registration)
 
     def wrap(self, registration: Registration, call: Call, per: str) -> Call:
-        """`call` inside the middleware that runs per attempt, or per message."""
+        """Wrap `call` in the middleware that runs per attempt, or per message."""
         entries = [entry for entry in self.middleware if entry.per == per]
         return build_chain(
             entries,
@@ -311,7 +282,7 @@ class BusCore(Quiescence):
         )
 
     def limit_time(self, registration: Registration, call: Call) -> Call:
-        """`call` inside the handler's own timeout, if it has one."""
+        """Wrap `call` in the handler's own timeout, if it has one."""
         if registration.timeout is None:
             return call
         return with_timeout(call, registration.timeout, registration.name, self.clock)
@@ -319,11 +290,11 @@ class BusCore(Quiescence):
     def subscribe(
         self, registration: Registration, session_id: str | None = None, *, replace: bool = False
     ) -> Subscription:
-        """Register a handler and give its handle.
+        """Register a handler and return its subscription.
 
         Raises:
-            ConfigurationError: The bus runs, and the handler asks for what nobody provides;
-                or it is to be durable, and cannot be.
+            ConfigurationError: The bus runs and a dependency is not provided, or the handler
+                cannot be durable.
             DuplicateHandlerError: The command has a handler, or the name is taken.
         """
         if self.durability is not None:
@@ -349,98 +320,27 @@ class BusCore(Quiescence):
         return Subscription(self, registration, session_id)
 
     def unsubscribe(self, registration: Registration, session_id: str | None) -> None:
-        """Take a handler away at once; what is queued for it is given up."""
+        """Remove a handler at once; events queued for it are abandoned."""
         self.registry.remove(registration, session_id)
         lane = self.lanes.get((registration, session_id))
         if lane is not None:
-            lane.leave()
+            lane.detach()
         session = None if session_id is None else self.sessions.get(session_id)
         if session is not None:
-            session.disown(registration)
+            session.remove(registration)
 
-    # -- life ----------------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------
 
-    def require_runtime(self) -> Runtime:
-        """The running event loop.
-
-        Raises:
-            BusNotStartedError: There is none yet.
-            BusClosedError: There is none any more.
-        """
-        if self.runtime is None:
-            if self.phase is Phase.STOPPED:
-                raise _has_stopped("use")
-            message = "This bus is not started. Use `async with bus:` or `await bus.start()`."
-            raise BusNotStartedError(message)
-        return self.runtime
-
-    def require_open(self, what: str, frame: Frame | None = None) -> None:
-        """Raise if the bus is closed to calls from outside its own handlers.
-
-        Raises:
-            BusClosedError: It is stopping or has stopped.
-            ForeignLoopError: It runs on another event loop than the caller.
-        """
-        self.require_home(what)
-        if self.accepting:
-            return
-        if self.phase is Phase.DRAINING:
-            if self.is_inside_handler(frame):
-                return
-            message = f"Cannot {what} this bus: it is stopping, and takes work only from handlers."
-            raise BusClosedError(message)
-        raise _has_stopped(what)
-
-    def require_home(self, what: str) -> None:
-        """Raise if the bus runs on another thread's event loop than the caller.
-
-        Its queues and workers belong to that loop: nothing here would wake them.
-
-        Raises:
-            ForeignLoopError: It does.
-        """
-        if self.is_elsewhere():
-            raise self._foreign(what)
-
-    def require_own_loop(self, what: str) -> None:
-        """As `require_home`, and find out an older loop of this thread too; takes longer.
-
-        Raises:
-            ForeignLoopError: The bus runs on another event loop than the caller, or did so
-                when that loop ended.
-        """
-        if self.home is not None and not self.home.is_running_here():
-            raise self._foreign(what)
-
-    def _foreign(self, what: str) -> ForeignLoopError:
-        if self.home is None or not self.home.has_ended():
-            return foreign_loop(what)
-        message = (
-            f"Cannot {what} this bus: the event loop that it was started on has ended without "
-            f"bus.stop(). Stop it with `await bus.stop()`, then start it again."
-        )
-        return ForeignLoopError(message)
-
-    def require_set_up(self, what: str) -> None:
-        """Raise if chains are built already; they are built anew at each start.
-
-        Raises:
-            BusStateError: The bus runs, or is stopping.
-        """
-        if self.phase not in (Phase.NEW, Phase.STOPPED):
-            message = f"{what} must be set before the bus is started, or once it has stopped."
-            raise BusStateError(message)
-
-    def begin_run(self, runtime: Runtime) -> None:
-        """Belong to this event loop and take calls, as before the first start."""
-        self.home = runtime
+    def bind_to(self, runtime: Runtime) -> None:
+        """Bind to an event loop and accept calls, as before the first start."""
+        self.bound_runtime = runtime
         self.threads = ThreadPool(self.config.max_threads, runtime)
         self.phase = Phase.NEW
         self.accepting = True
         self.refresh()
 
-    def open_run(self, runtime: Runtime) -> None:
-        """Begin to deliver, first what was published before."""
+    def begin_run(self, runtime: Runtime) -> None:
+        """Begin to deliver, first the events published before the start."""
         self.runtime = runtime
         self.phase = Phase.RUNNING
         self.forget_unstarted()
@@ -450,27 +350,27 @@ class BusCore(Quiescence):
             lane.open(self.chain(registration, session))
 
     def make_handlers(self) -> None:
-        """Make the bus's own handler classes that are made once."""
+        """Instantiate the bus's handler classes that are made once."""
         for session_id, registration in self.registry.registrations():
             if session_id is None:
                 _make(registration, self.providers)
 
-    def leave_home(self) -> None:
-        """Belong to no event loop."""
-        self.home = None
+    def unbind(self) -> None:
+        """Release the event loop."""
+        self.bound_runtime = None
         self.threads = ThreadPool(self.config.max_threads)
         self.refresh()
 
     def end_run(self) -> None:
-        """Keep nothing that belongs to the event loop: the next start may be on another."""
+        """Drop everything of this event loop: the next start may be on another."""
         self.runtime = None
-        self.lanes = {}  # a handler that does not end keeps its own
+        self.lanes = {}  # a handler that does not end keeps its lane
         self.streams.clear()
         self.refresh()
-        self.work_ended()
+        self.notify_idle_waiters()
 
     def faults(self) -> list[Fault]:
-        """Everything that is wrong with the set-up."""
+        """List everything that is wrong with the set-up."""
         found: list[Fault] = []
         registrations: list[Registration] = []
         for session_id, registration in self.registry.registrations():
@@ -478,7 +378,7 @@ class BusCore(Quiescence):
             providers = self.providers if session is None else session.providers
             found += self._faults_of(registration, providers)
             registrations.append(registration)
-        written = self.bus.writes_names()
+        written = self.assembly.writes_names()
         return found + registration_faults(registrations, names_are_written=written)
 
     def _faults_of(self, registration: Registration, providers: Providers) -> list[Fault]:
@@ -490,27 +390,24 @@ class BusCore(Quiescence):
             found += batch_faults(self.middleware, registration.classes, handler=name)
         return found
 
-    def is_inside_handler(self, frame: Frame | None) -> bool:
-        """Whether `frame` was called from a handler of this bus."""
-        while frame is not None:
-            if frame.owner.bus is self.bus:
-                return True
-            frame = frame.parent
-        return False
+    def session_host(self, session_id: str) -> SessionState | None:
+        """Get the live session of this id, if there is one."""
+        return self.sessions.get(session_id)
 
-    def refuse_inside_handler(self, what: str) -> None:
-        """Raise if the caller is a handler of this bus, which would wait for itself."""
-        if self.is_inside_handler(current_frame.get()):
-            message = (
-                f"{what} was called inside a handler of the same bus, or in a task that one "
-                f"started, and would wait for that handler to end. Call it from outside."
-            )
-            raise InsideHandlerError(message)
+    def add_session(self, session: BusSession, state: SessionState) -> None:
+        """Add a session that begins."""
+        self.sessions[state.session_id] = state
+        self.open_sessions[state.session_id] = session
 
-    # -- what handlers leave behind --------------------------------------------------------
+    def drop_session(self, session_id: str) -> None:
+        """Remove a session that ends."""
+        self.sessions.pop(session_id, None)
+        self.open_sessions.pop(session_id, None)
+
+    # -- emitted events and failures -------------------------------------------------------
 
     async def flush(self, frame: Frame) -> None:
-        """Publish what a handler emitted, now that it has succeeded."""
+        """Publish the events that a handler emitted, after it has succeeded."""
         emitted = context_of(frame).emitted
         errors: list[Exception] = []
         while emitted:
@@ -518,7 +415,7 @@ class BusCore(Quiescence):
             try:
                 receipt = await self.bus.publish(event)
             except Exception as error:
-                errors.append(error)  # those behind it are published all the same
+                errors.append(error)  # the remaining ones are still published
                 continue
             if not receipt.accepted:
                 log.warning(
@@ -536,11 +433,11 @@ class BusCore(Quiescence):
             raise ExceptionGroup(message, errors)
 
     def event_failed(self, lane: Lane, message: Any, error: BaseException) -> None:
-        """Say that a handler failed: in the log, and as an event if somebody listens."""
+        """Report that a handler failed: to the log, system events and observers."""
         meta = metadata_of(message)
         text = redact_exception(error)
-        frame = frame_about(message)
-        # Of durable handlers the subscription says so: it knows whether they are called again.
+        frame = frame_handling(message)
+        # For durable handlers the subscription logs it: it knows whether there is a retry.
         if not lane.is_durable or self._is_acknowledged(lane, meta.message_id):
             log.error(
                 "handler_failed",
@@ -551,7 +448,7 @@ class BusCore(Quiescence):
                 error=text,
                 traceback=error,
             )
-        self.lifecycle.tell(
+        self.system_events.publish(
             EventHandlerFailedEvent,
             message,
             lambda: EventHandlerFailedEvent(
@@ -562,19 +459,27 @@ class BusCore(Quiescence):
                 error=text,
             ),
         )
-        if not lane.is_durable:  # of those the journal decides whether it was the last attempt
+        if not lane.is_durable:  # for those the subscription knows which attempt is the last
             self.observers.failed(lane.registration, lane.session_id, message, error)
-        self.bus.event_failed(lane, message, error)
+        self.assembly.event_failed(lane, message, error)
 
     def _is_acknowledged(self, lane: Lane, message_id: str) -> bool:
-        """Tell if a durable handler has acknowledged an event that it failed on."""
+        """Whether a durable handler has acknowledged an event that it failed on."""
         return self.durability is not None and self.durability.subscribers.is_acknowledged(
             lane.registration, message_id
         )
 
 
 def _make(registration: Registration, providers: Providers) -> None:
-    """Make a handler class that is made once, for its errors to show now."""
+    """Instantiate a handler class that is made once, so that its errors show now."""
     source = registration.source
-    if source is not None and providers.makes_once(source):
-        providers.made(source, registration.name)
+    if source is not None and providers.is_singleton(source):
+        providers.singleton(source, registration.name)
+
+
+def _report_never_started(bus: str, queues: Sequence[BoundedEventQueue]) -> None:
+    """Warn that a bus, or the program, ends with events that were never delivered."""
+    events = sum(len(queue.items) for queue in queues)
+    if events:
+        fix = "`async with bus:` or `await bus.start()`"
+        log.warning("bus_never_started", bus=bus, events=events, fix=fix)

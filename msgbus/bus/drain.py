@@ -1,89 +1,180 @@
-"""Waiting until nothing is left to do: by counting, never by timers."""
+"""Waiting until a bus is idle, by counting and never by timers; draining and ending it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from threading import get_ident
 from typing import TYPE_CHECKING
 
 import anyio
 
-from msgbus.bus.context import current_frame
-from msgbus.errors import SettleTimeoutError
+from msgbus.bus.phases import Phase, RunGuards
+from msgbus.errors import JournalError, SettleTimeoutError
+from msgbus.messages.frame import current_frame
+from msgbus.messages.receipts import DrainReport, Undelivered
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
+    from msgbus.bus.bus_state import BusState
     from msgbus.bus.lanes.lane import Lane
+    from msgbus.durability.hub import Durability
     from msgbus.handlers.registration import Registration
-    from msgbus.messages.receipts import Undelivered
+    from msgbus.messages.message import Event
     from msgbus.runtime.clock import Clock
-    from msgbus.runtime.event_loop import Runtime
-    from msgbus.telemetry.stats import Ledger
+    from msgbus.telemetry.stats import BusCounters
 
 
-class Quiescence:
-    """The part of a bus that knows what still runs, and lets others wait for it."""
+# For cancelled handlers to clean up. In real seconds, whatever the bus's clock, as it is
+# about sockets and files.
+_GRACE = 1.0
+
+
+async def drain(state: BusState, timeout: float | None) -> None:
+    """Let all lanes and commands finish, for at most `timeout` seconds."""
+    state.finished_before_drain = _finished(state)
+    if state.runtime is not None and not state.runtime.has_ended():
+        try:
+            await wait_until_idle(state, timeout)
+        except SettleTimeoutError:
+            pass  # the report says what is left
+        except JournalError as error:
+            log.error("journal_failed", bus=state.config.name, error=redact_exception(error))
+
+
+async def wait_until_idle(state: BusState, timeout: float | None) -> None:
+    """Wait until no work is left, in the queues and in the journal.
+
+    Raises:
+        SettleTimeoutError: Something still runs after `timeout`; it is named.
+    """
+    if state.durability is None or state.phase is Phase.NEW:
+        await _wait_until_lanes_idle(state, timeout)
+    elif timeout is None:
+        await _wait_until_all_idle(state, state.durability)
+    else:
+        # Real time is a second limit, as for the lanes.
+        with anyio.move_on_after(timeout) as real, state.clock.cancel_after(timeout) as scope:
+            await _wait_until_all_idle(state, state.durability)
+        if real.cancel_called or scope.cancel_called:
+            busy = state.busy(state.lanes.values(), commands=True) + state.durability.busy()
+            if busy:
+                raise SettleTimeoutError(busy, seconds=timeout)
+
+
+async def _wait_until_all_idle(state: BusState, durability: Durability) -> None:
+    while True:
+        await _wait_until_lanes_idle(state, None)
+        await durability.caught_up()
+        if not state.busy(state.lanes.values(), commands=True):
+            return
+
+
+async def _wait_until_lanes_idle(state: BusState, timeout: float | None) -> None:
+    await state.settle(lambda: list(state.lanes.values()), timeout, commands=True)
+
+
+async def end(state: BusState, scheduled: tuple[Event, ...]) -> DrainReport:
+    """Stop all lanes, and report what was handled and what was not."""
+    persisted = 0
+    if state.durability is not None and state.runtime is not None:
+        # Subscriptions first: they deliver nothing more, and return what is in flight.
+        persisted = await state.durability.stop()
+    state.phase = Phase.STOPPED
+    handled = _finished(state) - state.finished_before_drain
+    for stream in list(state.streams):
+        stream.end()
+    abandoned = 0
+    leftovers: list[Undelivered] = []
+    for lane in state.lanes.values():
+        count, queued = lane.end()
+        if lane.is_durable:
+            continue  # still in the journal, and counted as such
+        abandoned += count
+        leftovers += queued
+    if abandoned or scheduled:
+        log.warning(
+            "bus_stopped_with_leftovers",
+            bus=state.config.name,
+            handled=handled,
+            abandoned=abandoned,
+            scheduled=len(scheduled),
+        )
+    return DrainReport(
+        handled=handled,
+        persisted=persisted,
+        abandoned=abandoned,
+        leftovers=tuple(leftovers),
+        scheduled=scheduled,
+    )
+
+
+async def wait_for_workers(state: BusState) -> None:
+    """Wait a moment for cancelled handlers to clean up."""
+    with anyio.move_on_after(_GRACE):
+        await state.wait_for_workers()
+
+
+def _finished(state: BusState) -> int:
+    return sum(counts.handled + counts.failed for counts in state.counters.lanes.values())
+
+
+class Quiescence(RunGuards):
+    """Tracks the work of a bus, and lets callers wait until there is none left."""
 
     lanes: dict[tuple[Registration, str | None], Lane]
-    accepting: bool
 
-    def __init__(self, clock: Clock, ledger: Ledger) -> None:
+    def __init__(self, clock: Clock, counters: BusCounters) -> None:
+        super().__init__()
         self.clock = clock
-        self.ledger = ledger
-        self.runtime: Runtime | None = None
-        """The event loop that handlers run on; `None` while the bus does not run."""
-        self.home: Runtime | None = None
-        """The same, from the beginning of a start to the end of a stop."""
+        self.counters = counters
         self.waiting_publishers = 0
-        """Publishes that wait for room, or are about to."""
+        """Calls of `publish` that wait for room, or are about to."""
         self.watched = False
-        """Whether somebody waits for work to end, or may want to hear of commands: the one
-        thing that is asked for every command."""
+        """Whether a caller waits until idle, or a handler may subscribe to events about
+        commands: the one check that every command pays for."""
         self._observed = False
-        self._settlers: list[anyio.Event] = []
+        self._idle_waiters: list[anyio.Event] = []
 
-    def is_elsewhere(self) -> bool:
-        """Whether the caller is on another thread than the event loop of the bus."""
-        return self.home is not None and self.home.thread_id != get_ident()
-
-    def lane_left(self, lane: Lane) -> None:
-        """A lane that was to leave has finished."""
+    def remove_lane(self, lane: Lane) -> None:
+        """Remove a lane that has finished."""
         key = lane.registration, lane.session_id
         if self.lanes.get(key) is lane:
             del self.lanes[key]
 
     def observe_commands(self, observed: bool) -> None:
-        """Somebody may want to hear of commands, or nobody does any more."""
+        """Set whether system events about commands may have a subscriber."""
         self._observed = observed
-        self.watched = observed or bool(self._settlers)
+        self.watched = observed or bool(self._idle_waiters)
 
     def _wait_for_work(self) -> anyio.Event:
-        settler = anyio.Event()
-        self._settlers.append(settler)
+        waiter = anyio.Event()
+        self._idle_waiters.append(waiter)
         self.watched = True
-        return settler
+        return waiter
 
     @property
-    def hurry(self) -> bool:
-        """Whether somebody waits for all work to be done."""
-        return bool(self._settlers)
+    def is_settling(self) -> bool:
+        """Whether a caller waits until all work is done."""
+        return bool(self._idle_waiters)
 
-    def work_ended(self) -> None:
-        """Something finished: let those who wait for quiescence look again."""
-        if self._settlers:
-            if self.home is not None and self.is_elsewhere():
-                self.home.call_soon(self.work_ended)  # a command of another thread's event loop
+    def notify_idle_waiters(self) -> None:
+        """Wake the callers that wait until idle: some work has ended."""
+        if self._idle_waiters:
+            if self.bound_runtime is not None and self.is_foreign_thread():
+                # A command on the event loop of another thread.
+                self.bound_runtime.call_soon(self.notify_idle_waiters)
                 return
-            settlers, self._settlers = self._settlers, []
+            waiters, self._idle_waiters = self._idle_waiters, []
             self.watched = self._observed
-            for settler in settlers:
-                settler.set()
+            for waiter in waiters:
+                waiter.set()
 
     def busy(self, lanes: Iterable[Lane], *, commands: bool) -> list[str]:
-        """What still runs."""
+        """List what still runs, as text."""
         names = [
-            f"{lane.name} ({len(lane.queue.items)} queued, {lane.in_hand} running"
-            f"{f', {len(lane.parked)} of them waiting to be tried again' if lane.parked else ''}"
+            f"{lane.name} ({len(lane.queue.items)} queued, {lane.in_flight} running"
+            f"{f', {len(lane.backing_off)} of them backing off' if lane.backing_off else ''}"
             f"{', paused' if lane.is_paused else ''})"
             for lane in lanes
             if lane.is_busy
@@ -93,7 +184,7 @@ class Quiescence:
         if commands:
             names += [
                 f"{handler} ({counts.running} running)"
-                for (handler, _), counts in self.ledger.commands.items()
+                for (handler, _), counts in self.counters.commands.items()
                 if counts.running
             ]
         return names
@@ -105,7 +196,7 @@ class Quiescence:
         *,
         commands: bool,
     ) -> None:
-        """Wait until none of the lanes has anything left to do.
+        """Wait until none of the lanes has work left.
 
         Raises:
             SettleTimeoutError: Something still runs after `timeout`; it is named.
@@ -129,20 +220,20 @@ class Quiescence:
     async def _settle(
         self, lanes: Callable[[], Iterable[Lane]], expired: Callable[[], bool], *, commands: bool
     ) -> None:
-        # `expired` is asked as well: work that ends again and again keeps waking this task,
-        # and a cancellation is only delivered to a task that sleeps.
+        # `expired` is checked too: work that keeps ending wakes this task again and again, and
+        # a cancellation is only delivered to a task that sleeps.
         while self.busy(lanes(), commands=commands) and not expired():
-            settler = self._wait_for_work()
+            waiter = self._wait_for_work()
             for lane in lanes():
                 lane.stop_lingering()
-                lane.see_to_work()
+                lane.start_workers()
             try:
-                await settler.wait()
+                await waiter.wait()
             finally:
-                if settler in self._settlers:
-                    self._settlers.remove(settler)
+                if waiter in self._idle_waiters:
+                    self._idle_waiters.remove(waiter)
 
-    async def workers_gone(self) -> None:
+    async def wait_for_workers(self) -> None:
         """Wait until every worker has ended."""
         while any(lane.workers for lane in self.lanes.values()):
             await self._wait_for_work().wait()
@@ -153,29 +244,28 @@ class Quiescence:
         timeout: float | None,
         unregister: Callable[[], None] = lambda: None,
     ) -> tuple[int, list[Undelivered]]:
-        """Empty lanes and end them.
+        """Drain lanes and end them.
 
-        A lane that would have to wait for the caller is not waited for: its queue is given
-        up, and what it has in hand it finishes by itself.
+        A lane that itself waits for the caller is not waited for: its queue is abandoned, and
+        events in flight finish later.
 
         Returns:
-            How many events could not be finished in time, and those of them that no handler
-            was at work on.
+            How many events were not finished in time, and those of them that were not in flight.
         """
         blocked = [lane for lane in lanes if self._waits_for_us(lane)]
         others = [lane for lane in lanes if lane not in blocked]
         if self.runtime is None:
-            timeout = 0  # not started: nobody would ever empty them
+            timeout = 0  # not started: no worker empties them
         with suppress(SettleTimeoutError):
             await self.settle(lambda: others, timeout, commands=False)
         unregister()
-        leftovers = [one for lane in blocked for one in lane.leave()]
+        leftovers = [one for lane in blocked for one in lane.detach()]
         abandoned = len(leftovers)
         for lane in others:
             count, left = lane.end()
             abandoned += count
             leftovers += left
-            self.lane_left(lane)
+            self.remove_lane(lane)
         return abandoned, leftovers
 
     def _waits_for_us(self, lane: Lane) -> bool:
@@ -183,7 +273,7 @@ class Quiescence:
         while frame is not None:
             if frame.owner is lane:
                 return True
-            if frame.events is None and lane.waits_behind(frame.message):
+            if frame.events is None and lane.is_gated_by(frame.message):
                 return True
             frame = frame.parent
         return False

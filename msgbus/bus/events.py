@@ -1,28 +1,33 @@
-"""The event side of a bus: into the queues of all handlers, or none."""
+"""Publishing events: into the queues of all their handlers, or of none.
+
+`EventMethods.publish` handles the plain event itself. `EventPublisher` does the rest: filters,
+the schedule, the journal and observers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, final
 
 import anyio.lowlevel
 from typing_extensions import override
 
-from msgbus.admission import admit_event
-from msgbus.bus.bus_state import Phase
-from msgbus.bus.context import Frame, current_frame, fix_in_frame
 from msgbus.bus.lanes.outcomes import Outcomes, waiting_on_lane
+from msgbus.bus.lanes.queue import admit_event
+from msgbus.bus.phases import Phase
 from msgbus.bus.plans import EventPlan
 from msgbus.bus.protocols import SendingMethods
-from msgbus.bus.schedule import Schedule, check_delay
+from msgbus.bus.schedule import EventSchedule, check_delay
 from msgbus.errors import BusClosedError, QueueFullError, WrongMessageTypeError
 from msgbus.handlers.filters import FilterLike, filter_name, passes
+from msgbus.messages.frame import Frame, current_frame, fix_in_frame
 from msgbus.messages.message import (
     Event,
     Message,
     SystemEvent,
+    ids_of,
     metadata_of,
     peek,
     require_event,
@@ -37,38 +42,28 @@ from msgbus.messages.receipts import (
     Undelivered,
 )
 from msgbus.messages.system_events import EventRefusedEvent
-from msgbus.telemetry.logging import ids_of, log
+from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.bus_state import BusState
     from msgbus.bus.lanes.queue import Gate
-    from msgbus.bus.session import BusSession
+    from msgbus.bus.session import SessionState
 
 
 get_frame: Final = current_frame.get
 
 
-class EventSide(SendingMethods):
+class EventMethods(SendingMethods):
     """`publish` and `publish_many`, as part of `MessageBus`."""
 
-    _core: BusCore
+    _state: BusState
 
-    def _open_event_side(self) -> None:
-        # Shortcut for the hot path.
-        self._events: dict[type, EventPlan] = self._core.events
-        # Where each publish is timed, all of them take the long way.
-        is_timed = self._core.config.slow_publish is not None
-        self._filters: list[FilterLike] = [_pass_all] if is_timed else []
-        observers = self._core.observers
-        self._schedule = Schedule(self._core.clock, self._publish_due, observers.unscheduled)
-        self._is_observed = False
-
-    def observers_changed(self) -> None:
-        """Let each publish be seen, if somebody wants to; for the bus's parts."""
-        self._is_observed = bool(self._core.observers.told)
-        # Without plans at hand, every event takes the way on which it is told of.
-        self._events = {} if self._is_observed else self._core.events
+    def _open_event_methods(self) -> None:
+        # Shortcuts for the hot path.
+        self._plans: dict[type, EventPlan] = self._state.plain_events
+        self._publisher = self._state.event_publisher
+        self._filters = self._state.event_publisher.filters
 
     @override
     async def publish(  # noqa: C901, PLR0911, PLR0912 (the hot path, in one piece)
@@ -84,7 +79,7 @@ class EventSide(SendingMethods):
         outer = get_frame()
         plan: EventPlan | None
         try:
-            plan = self._events[type(event)]
+            plan = self._plans[type(event)]
             meta = event.__meta__
         except (KeyError, AttributeError):
             plan = meta = None
@@ -100,23 +95,25 @@ class EventSide(SendingMethods):
         ):
             if meta is None:
                 set_meta(event, ROOT)
-        elif self._is_observed:
-            return await self._publish_observed(event, outer, headers, topic, delay, at, wait=wait)
+        elif self._state.observers.active:
+            return await self._publisher.publish_observed(
+                event, outer, headers, topic, delay, at, wait=wait
+            )
         else:
-            plan = self.prepare_event(event, outer, headers, topic)
+            plan = self._publisher.prepare(event, outer, headers, topic)
             if delay is not None or at is not None:
-                return await self._schedule_event(event, plan, delay, at, wait=wait)
+                return await self._publisher.schedule(event, plan, delay, at, wait=wait)
             if wait:
-                return await self._publish_and_wait(event, plan, outer)
+                return await self._publisher.publish_and_wait(event, plan, outer)
         if self._filters:
-            return await self._filter_and_admit(event, plan, outer)
-        # The common cases, in place: room everywhere, and then the same as `queue.push`. To wake
-        # is to be refused on another thread, so it comes first; where nobody is to be woken, an
-        # append is safe on any thread, and nothing is asked.
+            return await self._publisher.filter_and_admit(event, plan, outer)
+        # The common cases, inlined: room everywhere, then the same as `queue.push`. Waking a
+        # worker raises on another thread, so it comes first; without a worker to wake, an append
+        # is safe on any thread, and the thread is not checked.
         queue = plan.only
         if queue is not None:
             if len(queue.items) >= queue.fast_size:
-                return await self._admit(event, plan, outer)
+                return await self._publisher.record_and_admit(event, plan, outer)
             if queue.sleepers:
                 queue.wake_one()
             elif queue.on_work is not None:
@@ -125,11 +122,11 @@ class EventSide(SendingMethods):
             plan.admitted += 1
             return plan.receipt
         if not plan.is_plain:
-            return await self._admit(event, plan, outer)
-        self._core.require_home("publish on")
+            return await self._publisher.record_and_admit(event, plan, outer)
+        self._state.require_own_thread("publish on")
         for queue in plan.queues:
             if len(queue.items) >= queue.fast_size:
-                return await self._admit(event, plan, outer)
+                return await self._publisher.record_and_admit(event, plan, outer)
         plan.admitted += 1
         for queue in plan.queues:
             queue.items.append(event)
@@ -144,10 +141,10 @@ class EventSide(SendingMethods):
         self, events: Iterable[Event] | AsyncIterable[Event], *, chunk: int = 1000
     ) -> PublishSummary:
         _check_many(events, chunk)
-        self._core.require_home("publish on")
-        # Whoever replaces `publish`, in a subclass or a test, gets to see each event.
-        is_own = getattr(self.publish, "__func__", None) is EventSide.publish
-        durability = self._core.durability
+        self._state.require_own_thread("publish on")
+        # A subclass or a test that replaces `publish` sees each event.
+        is_own = getattr(self.publish, "__func__", None) is EventMethods.publish
+        durability = self._state.durability
         if durability is not None and is_own:
             return await durability.publisher.publish_many(events, chunk)
         return await self._publish_each(events, chunk, self._take_plain if is_own else _take_none)
@@ -177,8 +174,8 @@ class EventSide(SendingMethods):
         return summary
 
     def _take_plain(self, event: Event, summary: PublishSummary) -> bool:
-        """Do at once what `publish` would, if there is nothing special about it."""
-        plan = self._events.get(type(event))
+        """Publish a plain event without awaiting; false if it is not plain."""
+        plan = self._plans.get(type(event))
         if plan is None or self._filters or current_frame.get() is not None:
             return False
         queue = plan.only
@@ -194,23 +191,64 @@ class EventSide(SendingMethods):
         summary.accepted += 1
         return True
 
-    def prepare_event(
+    async def unschedule(self, event: Message | str) -> bool:
+        """Cancel a delayed event; false if it was published, or never delayed.
+
+        With a journal this also cancels events that other processes have delayed, and enqueued
+        commands that no handler has begun: their tickets then fail.
+
+        Args:
+            event: The message, or its id.
+        """
+        message_id = event if isinstance(event, str) else event.message_id
+        if self._publisher.scheduled.remove(message_id):
+            return True
+        durability = self._state.durability
+        return durability is not None and await durability.unschedule(message_id)
+
+
+def _check_many(events: object, chunk: int) -> None:
+    if chunk < 1:
+        message = f"chunk must be at least 1, not {chunk}."
+        raise ValueError(message)
+    if isinstance(events, Message):
+        # A model is iterable, over its fields: unchecked, this would publish nothing.
+        message = f"publish_many takes many events; publish one {type(events).__name__} with "
+        raise WrongMessageTypeError(message + "bus.publish(event).")
+
+
+def _take_none(event: Event, summary: PublishSummary) -> bool:  # noqa: ARG001
+    return False
+
+
+@final
+class EventPublisher:
+    """Publishes events that are not plain, and what the parts of the bus have stored."""
+
+    def __init__(self, state: BusState) -> None:
+        self._state = state
+        # Where each publish is timed, none of them is plain.
+        is_timed = state.config.slow_publish is not None
+        self.filters: list[FilterLike] = [_pass_all] if is_timed else []
+        self.scheduled = EventSchedule(state.clock, self._publish_due, state.observers.unscheduled)
+
+    def prepare(
         self,
         event: Event,
         outer: Frame | None,
         headers: Mapping[str, str] | None = None,
         topic: str | None = None,
     ) -> EventPlan:
-        """Everything that a plain event from outside does not need; for the bus's parts."""
+        """Check an event, set its metadata and get its plan."""
         require_event(event)
-        self._core.require_open("publish on", outer)
+        self._state.require_open("publish on", outer)
         meta = fix_in_frame(event, outer, headers=headers, topic=topic)
         if outer is not None:
-            self._core.depth_watch.sent(event, outer)
-        session = self._core.sessions.get(meta.session_id) if meta.session_id else None
-        return self._core.event_plan(type(event), session, meta.topic)
+            self._state.depth_watch.sent(event, outer)
+        session = self._state.sessions.get(meta.session_id) if meta.session_id else None
+        return self._state.event_plan(type(event), session, meta.topic)
 
-    async def _publish_observed(
+    async def publish_observed(
         self,
         event: Event,
         outer: Frame | None,
@@ -221,54 +259,56 @@ class EventSide(SendingMethods):
         *,
         wait: bool,
     ) -> PublishReceipt:
-        """As `publish`, where somebody is told of it."""
+        """Publish, and notify observers."""
         require_event(event)
-        observers = self._core.observers
+        observers = self._state.observers
         observers.publishing(event)
         try:
-            plan = self.prepare_event(event, outer, headers, topic)
+            plan = self.prepare(event, outer, headers, topic)
             if delay is not None or at is not None:
-                receipt = await self._schedule_event(event, plan, delay, at, wait=wait)
+                receipt = await self.schedule(event, plan, delay, at, wait=wait)
                 observers.scheduled(event)
                 return receipt
             if wait:
-                return await self._publish_and_wait(event, plan, outer)
-            return await self._filter_and_admit(event, plan, outer)
+                return await self.publish_and_wait(event, plan, outer)
+            return await self.filter_and_admit(event, plan, outer)
         except BaseException as error:
             observers.not_published(event, error)
             raise
 
-    async def _publish_and_wait(
+    async def publish_and_wait(
         self, event: Event, plan: EventPlan, outer: Frame | None
     ) -> PublishReceipt:
-        self._core.require_runtime()
+        """Publish, and wait for the in-memory handlers of this event."""
+        self._state.require_runtime()
         outcomes = Outcomes()
         with waiting_on_lane(outer, plan.lanes, type(event)):
-            receipt = await self._filter_and_admit(event, plan, outer, outcomes)
+            receipt = await self.filter_and_admit(event, plan, outer, outcomes)
             if not receipt.accepted or receipt.duplicate:
                 return receipt
             return replace(receipt, outcomes=await outcomes.wait())
 
-    async def _filter_and_admit(
+    async def filter_and_admit(
         self,
         event: Event,
         plan: EventPlan,
         outer: Frame | None,
         outcomes: Outcomes | None = None,
     ) -> PublishReceipt:
-        self._core.require_home("publish on")
-        limit = self._core.config.slow_publish
+        """Apply the filters of the bus, then admit what passes; warn if that takes too long."""
+        self._state.require_own_thread("publish on")
+        limit = self._state.config.slow_publish
         if limit is None:
             return await self._filter_then_admit(event, plan, outer, outcomes)
-        began = self._core.clock.now()
+        began = self._state.clock.now()
         try:
             return await self._filter_then_admit(event, plan, outer, outcomes)
         finally:
-            seconds = self._core.clock.now() - began
+            seconds = self._state.clock.now() - began
             if seconds > limit:
                 log.warning(
                     "slow_publish",
-                    bus=self._core.config.name,
+                    bus=self._state.config.name,
                     message_type=type(event).__name__,
                     message_id=metadata_of(event).message_id,
                     seconds=seconds,
@@ -280,20 +320,20 @@ class EventSide(SendingMethods):
     ) -> PublishReceipt:
         receipt = await self.ask_filters(event, plan)
         if receipt is None:
-            # A filter may have awaited: handlers may have come or gone, the bus may have stopped.
+            # A filter may have awaited: handlers may have changed, the bus may have stopped.
             try:
-                plan = self.prepare_event(event, outer)
+                plan = self.prepare(event, outer)
             except BusClosedError:
                 plan.counts.rejected += 1
                 raise
-            receipt = await self._admit(event, plan, outer, outcomes)
+            receipt = await self.record_and_admit(event, plan, outer, outcomes)
         if receipt is not ENLISTED:
-            self._core.observers.published(event, receipt)
+            self._state.observers.published(event, receipt)
         return receipt
 
     async def ask_filters(self, event: Event, plan: EventPlan) -> PublishReceipt | None:
-        """The receipt of the filter that turns `event` away, if one does; for the bus's parts."""
-        for predicate in self._filters:
+        """Run the filters; the receipt if one of them rejects `event`."""
+        for predicate in self.filters:
             try:
                 wanted = await passes(predicate, event)
             except BaseException:
@@ -304,15 +344,16 @@ class EventSide(SendingMethods):
                 return PublishReceipt(PublishStatus.FILTERED, reason=filter_name(predicate))
         return None
 
-    async def _admit(
+    async def record_and_admit(
         self,
         event: Event,
         plan: EventPlan,
         outer: Frame | None,
         outcomes: Outcomes | None = None,
     ) -> PublishReceipt:
-        self._core.require_home("publish on")
-        durability = self._core.durability
+        """Record the event in the journal, if there is one, and admit it."""
+        self._state.require_own_thread("publish on")
+        durability = self._state.durability
         if durability is not None and not isinstance(event, SystemEvent):
             return await durability.publisher.publish(event, plan, outer, outcomes)
         return await self.admit(event, plan, outer, outcomes=outcomes)
@@ -327,39 +368,39 @@ class EventSide(SendingMethods):
         may_wait: bool = True,
         outcomes: Outcomes | None = None,
     ) -> PublishReceipt:
-        """Put `event` into the queues of its handlers in this process; for the bus's parts."""
+        """Put `event` into the queues of its handlers in this process."""
         may_wait = may_wait and (outer is None or not outer.on_lane)
-        if self._core.phase is Phase.NEW:
+        if self._state.phase is Phase.NEW:
             self._refuse_if_full(plan)
             may_wait = False
 
         def replan() -> EventPlan:
-            return self.prepare_event(event, outer)
+            return self.prepare(event, outer)
 
         if not may_wait:
             return await admit_event(
                 event,
                 plan,
                 replan,
-                self._core.clock,
+                self._state.clock,
                 may_wait=False,
                 commit=commit,
                 outcomes=outcomes,
             )
-        self._core.waiting_publishers += 1
+        self._state.waiting_publishers += 1
         try:
             return await admit_event(
                 event,
                 plan,
                 replan,
-                self._core.clock,
+                self._state.clock,
                 may_wait=True,
                 commit=commit,
                 outcomes=outcomes,
             )
         finally:
-            self._core.waiting_publishers -= 1
-            self._core.work_ended()
+            self._state.waiting_publishers -= 1
+            self._state.notify_idle_waiters()
 
     def _refuse_if_full(self, plan: EventPlan) -> None:
         for queue in plan.queues:
@@ -374,7 +415,7 @@ class EventSide(SendingMethods):
                     ),
                 )
 
-    async def _schedule_event(
+    async def schedule(
         self,
         event: Event,
         plan: EventPlan,
@@ -383,95 +424,81 @@ class EventSide(SendingMethods):
         *,
         wait: bool,
     ) -> PublishReceipt:
+        """Schedule the event."""
         if wait:
-            message = "wait=True waits for handlers now: leave it out, or delay= and at=."
+            message = "Give wait=True, or delay= or at=, not both: handlers of it run later."
             raise ValueError(message)
-        self._core.require_home("publish on")
+        self._state.require_own_thread("publish on")
         if delay is not None and at is not None:
             message = "Give delay= or at=, not both."
             raise ValueError(message)
         if at is not None:
             if at.tzinfo is None:
-                message = "at= must know its time zone: datetime(..., tzinfo=UTC)."
+                message = "at= must be timezone-aware: datetime(..., tzinfo=UTC)."
                 raise ValueError(message)
-            delay = at.astimezone(UTC).timestamp() - self._core.clock.time()
+            delay = at.astimezone(UTC).timestamp() - self._state.clock.time()
         delay = check_delay(delay)
-        metadata_of(event).hops = 0  # what waits for its time begins anew
-        durability = self._core.durability
+        metadata_of(event).hops = 0  # a delayed event begins a new chain
+        durability = self._state.durability
         if durability is not None and not isinstance(event, SystemEvent):
             return await durability.schedule(event, delay, handlers=plan.receipt.handlers)
-        cancel = self._schedule.add(event, delay)
+        cancel = self.scheduled.add(event, delay)
         return PublishReceipt(PublishStatus.ACCEPTED, handlers=plan.receipt.handlers, cancel=cancel)
 
-    async def unschedule(self, event: Message | str) -> bool:
-        """Take back a delayed event; false if it was published, or never delayed.
+    def session_ends(self, session: SessionState) -> list[Undelivered]:
+        """List delayed events that handlers of an ending session will not get.
 
-        With a journal this works for events that other processes have delayed, and for
-        enqueued commands that nobody has begun to handle: their tickets then fail.
-
-        Args:
-            event: The message, or its id.
-        """
-        message_id = event if isinstance(event, str) else event.message_id
-        if self._schedule.remove(message_id):
-            return True
-        durability = self._core.durability
-        return durability is not None and await durability.unschedule(message_id)
-
-    def session_ends(self, session: BusSession) -> list[Undelivered]:
-        """Delayed events that handlers of an ending session will not see; for the bus's parts.
-
-        One that no other handler would see either is taken out of the schedule.
+        Those that have no other handler are removed from the schedule.
         """
         left: list[Undelivered] = []
-        for event in self._schedule.of_session(session.session_id):
+        for event in self.scheduled.of_session(session.session_id):
             meta = metadata_of(event)
-            handlers = self._core.registry.event_handlers(
+            handlers = self._state.registry.event_handlers(
                 type(event), session.session_id, meta.topic
             )
             own = [one for one in handlers if session.owns(one)]
             left += [Undelivered(event, one.name) for one in own]
             if own and len(own) == len(handlers):
-                self._schedule.remove(meta.message_id)
+                self.scheduled.remove(meta.message_id)
         return left
 
     async def _publish_due(self, event: Event) -> None:
-        """Publish a delayed event. Nobody waits for a receipt, so a refusal is told about."""
-        core = self._core
-        core.observers.publishing(event, is_due=True)
+        """Publish a delayed event; report a refusal, as there is no caller for a receipt."""
+        state = self._state
+        state.observers.publishing(event, is_due=True)
         try:
-            plan = self.prepare_event(event, None)
+            plan = self.prepare(event, None)
             receipt = await self.ask_filters(event, plan)
             if receipt is None:
-                # As on a lane: nobody may be kept waiting for a delayed event's room.
+                # As on a lane: it does not wait for room, or the events behind it would be late.
                 def replan() -> EventPlan:
-                    return self.prepare_event(event, None)
+                    return self.prepare(event, None)
 
-                receipt = await admit_event(event, replan(), replan, core.clock, may_wait=False)
+                receipt = await admit_event(event, replan(), replan, state.clock, may_wait=False)
             reason = "" if receipt.status is not PublishStatus.REJECTED else receipt.reason
-            core.observers.published(event, receipt)
+            state.observers.published(event, receipt)
         except BaseException as error:
-            core.observers.not_published(event, error)
+            state.observers.not_published(event, error)
             if not isinstance(error, Exception):
                 raise
-            self.tell_refused(event, redact_exception(error), error)
+            self.report_refused(event, redact_exception(error), error)
             return
         if reason:
-            self.tell_refused(event, reason)
+            self.report_refused(event, reason)
 
-    def tell_refused(self, event: Event, reason: str, error: Exception | None = None) -> None:
-        """Say that a delayed event was not published when it was due; for the bus's parts."""
-        core = self._core
+    def report_refused(self, event: Event, reason: str, error: Exception | None = None) -> None:
+        """Report that a delayed event was not published when it was due."""
+        state = self._state
         message_id = metadata_of(event).message_id
         traceback = {} if error is None else {"traceback": error}
         log.error(
             "delayed_event_refused",
-            bus=core.config.name,
+            bus=state.config.name,
             **ids_of(event),
             reason=reason,
             **traceback,
         )
-        core.lifecycle.tell(
+        state.system_events.publish(
             EventRefusedEvent,
             event,
             lambda: EventRefusedEvent(
@@ -480,19 +507,5 @@ class EventSide(SendingMethods):
         )
 
 
-def _check_many(events: object, chunk: int) -> None:
-    if chunk < 1:
-        message = f"chunk must be at least 1, not {chunk}."
-        raise ValueError(message)
-    if isinstance(events, Message):
-        # A model is iterable, over its fields: without this it would publish nothing.
-        message = f"publish_many takes many events; publish one {type(events).__name__} with "
-        raise WrongMessageTypeError(message + "bus.publish(event).")
-
-
 def _pass_all(event: Event) -> bool:  # noqa: ARG001
     return True
-
-
-def _take_none(event: Event, summary: PublishSummary) -> bool:  # noqa: ARG001
-    return False

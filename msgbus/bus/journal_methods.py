@@ -1,25 +1,25 @@
-"""The durable side of a bus: what it can do because it has a journal.
+"""Methods of `MessageBus` that need a journal.
 
-What it takes to do so is loaded only for a bus that has one.
+What implements them is imported only for a bus that has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from typing_extensions import override
 
 from msgbus.bus.protocols import SendingMethods
 from msgbus.errors import ConfigurationError
 from msgbus.messages.message import R
-from msgbus.protocols import require_members
+from msgbus.runtime.arguments import require_members
 
 if TYPE_CHECKING:
     import sqlite3
     from datetime import datetime
 
-    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.bus_state import BusState
     from msgbus.bus.subscription import Subscription
     from msgbus.durability.hub import Durability
     from msgbus.durability.outbox import Outbox
@@ -28,20 +28,18 @@ if TYPE_CHECKING:
     from msgbus.durability.tickets import Ticket
     from msgbus.durability.transactions import Transaction
     from msgbus.handlers.delivery import StartAt
-    from msgbus.handlers.registration import Registration
     from msgbus.journal.port import Journal
     from msgbus.messages.message import Command
-    from msgbus.subscriptions.config import RetryTiers
 
 T = TypeVar("T")
 
 
-class JournalSide(SendingMethods):
-    """`journal`, `transaction` and what else needs one, as part of `MessageBus`."""
+class JournalMethods(SendingMethods):
+    """`journal`, `transaction`, `replay`, `relay` and `enqueue`, as part of `MessageBus`."""
 
-    _core: BusCore
+    _state: BusState
 
-    def _open_journal_side(self, journal: str | object | None) -> None:
+    def _open_journal_methods(self, journal: str | Journal | None) -> None:
         if journal is None:
             return
         from msgbus.durability.hub import Durability
@@ -50,25 +48,25 @@ class JournalSide(SendingMethods):
         if not isinstance(journal, str):
             fix = 'Give a URL such as "sqlite:///shop.db", or all that msgbus.journal.Journal has.'
             require_members(journal, Journal, "The journal", fix)
-        self._core.durability = Durability(self._core, cast("str | Journal", journal))
+        self._state.durability = Durability(self._state, journal)
 
     def _durability(self, what: str) -> Durability:
-        if self._core.durability is None:
+        if self._state.durability is None:
             message = (
                 f"{what} needs a journal, and this bus has none. "
                 f'Make it with MessageBus(journal="sqlite:///shop.db").'
             )
             raise ConfigurationError(message)
-        return self._core.durability
+        return self._state.durability
 
     @property
     def journal(self) -> Journal | None:
-        """Where messages and deliveries are recorded, if anywhere; opened at the first use."""
-        durability = self._core.durability
+        """The journal that records messages and deliveries, if any; opened at first use."""
+        durability = self._state.durability
         return None if durability is None else durability.journal
 
     def transaction(self) -> Transaction:
-        """Statements and events in one commit: `async with bus.transaction() as tx:`.
+        """SQL statements and events in one commit: `async with bus.transaction() as tx:`.
 
         `tx.execute(sql, parameters)` and every `publish` in the block are written together
         when it ends, and not at all if it raises.
@@ -81,10 +79,10 @@ class JournalSide(SendingMethods):
         return Transaction(self._durability("bus.transaction()"))
 
     async def transact(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """The value of `function(connection)`, called in a transaction of the journal's file.
+        """Call `function(connection)` in a transaction of the journal's file.
 
-        For reading and writing in one step. It runs on the journal's own thread, so it is no
-        coroutine; it cannot end the transaction; if it raises, nothing of it is kept.
+        For reading and writing in one step. It runs on the journal's own thread, so it cannot
+        be a coroutine function. It cannot end the transaction; if it raises, nothing is written.
 
         Raises:
             ConfigurationError: The bus has no journal.
@@ -105,10 +103,10 @@ class JournalSide(SendingMethods):
         on_error: Literal["continue", "stop"] = "continue",
         progress: Callable[[ReplayReport], object] | None = None,
     ) -> ReplayReport:
-        """Show events of the past to one handler, and to no other, in the order of the journal.
+        """Replay recorded events to one handler only, in the order of the journal.
 
-        Nothing is recorded and no cursor moves; what the handler itself publishes, executes
-        or writes, it does once more. It may ask `context.is_replay`.
+        Nothing is recorded and no cursor moves. What the handler itself publishes, executes
+        or writes happens again; it can check `context.is_replay`.
 
         Args:
             start: The first offset, a time, or a `StartAt`.
@@ -120,16 +118,16 @@ class JournalSide(SendingMethods):
             names: Only events of these wire names.
             topic: Only events whose topic fits this pattern.
             rate: Events a second, at most.
-            emit: Publish what the handler emits. Otherwise it is counted and forgotten: it
-                was published when the events were new.
-            on_error: Whether the first event that fails or cannot be read ends it, so that
-                `report.next` is that event; or it is counted and listed.
+            emit: Publish what the handler emits. Otherwise it is only counted: it was
+                published when the events were new.
+            on_error: `"stop"` ends the replay at the first event that fails or cannot be read,
+                so that `report.next` is that event; `"continue"` counts and lists it.
             progress: Called with a report about once a second, and at the end.
 
         Raises:
             ConfigurationError: The bus has no journal, or no such handler.
-            HandlerSignatureError: The function could never be called.
-            BusNotStartedError: Handlers may need what is opened at the start.
+            HandlerSignatureError: The function cannot be called with events.
+            BusNotStartedError: The bus was not started, so resources of handlers are not open.
             JournalError: The journal cannot be read.
         """
         durability = self._durability("bus.replay()")
@@ -152,16 +150,16 @@ class JournalSide(SendingMethods):
         )
 
     def relay(self, outbox: Outbox, *, every: float = 0.5, limit: int = 1000) -> Relay:
-        """Publish what an outbox in a database of your own holds, as long as the bus runs.
+        """Publish the entries of an outbox in your own database, as long as the bus runs.
 
         Each entry is marked as done after its event is in the journal. A crash in between
-        publishes it again under the same id, which the journal knows: nobody gets it twice,
-        as long as the journal still has the first.
+        publishes it again under the same id, which the journal recognizes: no handler gets it
+        twice, as long as the journal still has the first.
 
         Args:
             outbox: Where the entries are.
-            every: Seconds between two looks; `relay.wake()` looks at once.
-            limit: Entries that are taken at a time.
+            every: Seconds between two passes; `relay.wake()` starts one at once.
+            limit: Entries per pass.
 
         Raises:
             ConfigurationError: The bus has no journal, or `outbox` is no outbox.
@@ -175,22 +173,22 @@ class JournalSide(SendingMethods):
         return relays.add(outbox, every, limit)
 
     async def relay_once(self, outbox: Outbox, *, limit: int = 1000) -> RelayReport:
-        """Publish what is pending in an outbox now, at most `limit` entries, and mark it as done.
+        """Publish at most `limit` pending entries of an outbox now, and mark them as done.
 
         Raises:
             ConfigurationError: The bus has no journal, or `outbox` is no outbox.
             BusStateError: Called inside `bus.transaction()`.
-            JournalError: The journal did not take them; they are pending still.
+            JournalError: The journal could not write them; they are still pending.
         """
         relays = self._durability("bus.relay_once()").relays
         _check_outbox(outbox, limit)
         return await relays.once(outbox, limit)
 
     async def _journal_opened(self) -> None:
-        """For subclasses: the bus is about to begin to read the journal."""
+        """Hook for subclasses: the journal is open, and nothing is read from it yet."""
 
     async def _journal_closing(self) -> None:
-        """For subclasses: the last moment at which there is a journal to write to."""
+        """Hook for subclasses: the last moment to write to the journal."""
 
     @override
     async def enqueue(
@@ -203,22 +201,13 @@ class JournalSide(SendingMethods):
         return await self._durability("bus.enqueue()").commands.add(command, delay, headers)
 
     async def ticket(self, message_id: str) -> Ticket[Any]:
-        """The ticket of a command that was enqueued, by this process or another.
+        """Get the ticket of a command enqueued by this process or another.
 
         Raises:
             ConfigurationError: The bus has no journal.
             TicketNotFoundError: No such command was enqueued.
         """
         return await self._durability("bus.ticket()").tickets.find(message_id)
-
-    def retry_tiers(self, registration: Registration) -> RetryTiers:  # noqa: ARG002 (for subclasses)
-        """How often a durable handler, or that of an enqueued command, tries again.
-
-        A durable handler may say so itself, by `retry=`.
-        """
-        from msgbus.subscriptions.config import RetryTiers
-
-        return RetryTiers()
 
 
 def _check_outbox(outbox: object, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""What to do with a message of one type: worked out once, then looked up."""
+"""Plans: the handlers and queues of one message type, computed once and then looked up."""
 
 from __future__ import annotations
 
@@ -9,44 +9,50 @@ from msgbus.bus.lanes.queue import Gate, Gated, gate_by_priority
 from msgbus.messages.receipts import PublishReceipt, PublishStatus
 
 if TYPE_CHECKING:
-    from msgbus.bus.bus import MessageBus
+    from msgbus.bus.bus_state import BusState
     from msgbus.bus.lanes.lane import Lane
     from msgbus.bus.lanes.outcomes import Outcomes
+    from msgbus.bus.protocols import IMessageBus
     from msgbus.handlers.injection import Call
     from msgbus.handlers.registration import Registration
     from msgbus.messages.message import Event
     from msgbus.telemetry.stats import CommandCounts, EventCounts
 
 TOPICS_KEPT: Final = 5_000
-"""So many plans for topics are kept, and as many that were in use before them."""
+"""Size of each half of the cache of plans by topic."""
 
 
 @final
 class CommandPlan:
-    """How commands of one type are handled."""
+    """Handler, chain and counters of the commands of one type."""
 
-    __slots__ = ("bus", "counts", "invoke", "name", "registration", "scope")
+    __slots__ = ("counts", "host", "invoke", "name", "registration", "scope")
 
     def __init__(
         self,
-        bus: MessageBus,
+        host: BusState,
         registration: Registration,
         invoke: Call,
         counts: CommandCounts,
         scope: str | None,
     ) -> None:
-        self.bus = bus
+        self.host = host
         self.registration = registration
         self.name = registration.name
         self.invoke = invoke
         self.counts = counts
         self.scope = scope
-        """The session whose handler it is; `None` for the bus's."""
+        """The session that the handler belongs to; `None` for a handler of the bus."""
+
+    @property
+    def bus(self) -> IMessageBus:
+        """The bus, for handlers that ask for it."""
+        return self.host.bus
 
 
 @final
 class EventPlan:
-    """Where events of one type go."""
+    """The queues that events of one type go to."""
 
     __slots__ = (
         "_counts",
@@ -65,39 +71,39 @@ class EventPlan:
     ) -> None:
         self._counts = counts
         self.admitted = 0
-        """Events admitted on the fast path since the last `settle_accounts`."""
+        """Events admitted on the fast path since `flush_counts` was last called."""
         self.lanes = tuple(lanes)
         self.queues = tuple(lane.queue for lane in lanes)
         self.durable = durable
-        """How many more handlers will find it in the journal."""
+        """Durable handlers, which read it from the journal."""
         self.receipt = PublishReceipt(PublishStatus.ACCEPTED, handlers=len(lanes) + durable)
         priorities = [lane.priority for lane in lanes]
         self._priorities = priorities
         self.is_plain = is_kept and len(set(priorities)) <= 1
-        """Whether events are simply appended: all handlers have one priority, and the plan
-        is kept, so that what it counts is brought in later."""
+        """Whether events are appended without gates: all handlers have one priority, and the
+        plan is kept, so that its counts are flushed later."""
         self.only = self.queues[0] if self.is_plain and len(self.queues) == 1 else None
-        """The one queue of a plain event with one handler: spares the hot path two loops."""
+        """The queue of a plain event with one handler: saves the hot path two loops."""
 
     @property
     def counts(self) -> EventCounts:
-        """The counters of the event type, with this plan's share brought in."""
-        self.settle_accounts()
+        """The counters of the event type, with the counts of this plan flushed."""
+        self.flush_counts()
         return self._counts
 
-    def settle_accounts(self) -> None:
-        """Bring what the fast path counted into the counters of the event type."""
+    def flush_counts(self) -> None:
+        """Add what the fast path counted to the counters of the event type."""
         self._counts.admitted += self.admitted
         self._counts.pairs += self.admitted * len(self.queues)
         self.admitted = 0
 
     def count_admitted(self) -> None:
-        """Count one event that took the long way."""
+        """Count one event admitted off the fast path."""
         self._counts.admitted += 1
         self._counts.pairs += len(self.queues)
 
     def take_back(self) -> None:
-        """One event that was counted as admitted was not published after all."""
+        """Count one admitted event as rejected: the journal has not taken it."""
         self._counts.admitted -= 1
         self._counts.pairs -= len(self.queues)
         self._counts.rejected += 1
@@ -105,10 +111,10 @@ class EventPlan:
     def items(
         self, event: Event, commit: Gate | None = None, outcomes: Outcomes | None = None
     ) -> Sequence[Event | Gated]:
-        """The event as it goes into each queue: behind gates if priorities differ.
+        """Get the item for each queue: the event, or a gated one if priorities differ.
 
         With `commit`, all of them wait for that gate too; with `outcomes`, each of them reports
-        there how its handler ended.
+        its outcome there.
         """
         if commit is None and outcomes is None and len(set(self._priorities)) <= 1:
             return (event,) * len(self.queues)
@@ -120,10 +126,10 @@ class EventPlan:
 
 @final
 class TopicPlans:
-    """Plans of events that were published under a topic of their own; a bounded number.
+    """Bounded cache of plans for events published under a topic of their own.
 
-    What is found again moves from the old half to the young one, and what is not is
-    forgotten with its half, so topics that are seen once do not push out those in use.
+    A plan that is found again moves from the old half to the young one; the others are dropped
+    with the old half. So topics that are seen once do not evict those in use.
     """
 
     __slots__ = ("_old", "_young")
@@ -133,7 +139,7 @@ class TopicPlans:
         self._old: dict[tuple[type, str], EventPlan] = {}
 
     def get(self, event_type: type, topic: str) -> EventPlan | None:
-        """The plan, if it is kept."""
+        """Get a plan, if it is cached."""
         plan = self._young.get((event_type, topic))
         if plan is None:
             plan = self._old.pop((event_type, topic), None)
@@ -142,22 +148,22 @@ class TopicPlans:
         return plan
 
     def keep(self, event_type: type, topic: str, plan: EventPlan) -> None:
-        """Keep a plan."""
+        """Cache a plan."""
         if len(self._young) >= TOPICS_KEPT:
             for forgotten in self._old.values():
-                forgotten.settle_accounts()
+                forgotten.flush_counts()
             self._old, self._young = self._young, {}
         self._young[event_type, topic] = plan
 
-    def settle_accounts(self) -> None:
-        """Bring into the ledger what the plans have counted."""
+    def flush_counts(self) -> None:
+        """Add the counts of the plans to the counters."""
         for plans in (self._young, self._old):
             for plan in plans.values():
-                plan.settle_accounts()
+                plan.flush_counts()
 
     def forget(self) -> None:
-        """The handlers have changed: begin anew."""
-        self.settle_accounts()
+        """Drop all plans: the handlers have changed."""
+        self.flush_counts()
         self._young = {}
         self._old = {}
 

@@ -1,4 +1,4 @@
-"""The bus for other threads: the same calls, blocking."""
+"""`BusPortal`: the bus for other threads, with blocking calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from msgbus.bus.bus import MessageBus
-    from msgbus.bus.bus_state import BusCore
-    from msgbus.bus.streams import EventStream
-    from msgbus.expectations import Where
+    from msgbus.bus.bus_state import BusState
+    from msgbus.bus.streams import EventStream, Where
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -27,7 +26,7 @@ T = TypeVar("T")
 def _blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Any, P], T]:
-    """The method of the bus, run on its event loop while the caller's thread waits."""
+    """Run a method of the bus on its event loop while the caller's thread waits."""
     name = method.__name__
 
     @wraps(method)
@@ -41,17 +40,17 @@ def _blocking(
 
 @final
 class BusPortal:
-    """Made by `bus.portal()`; may be used from any number of threads at once.
+    """Blocking calls for other threads. Made by `bus.portal()`; thread-safe.
 
     Each call runs on the bus's event loop and blocks its thread until it is done. After a
     restart of the bus it goes to the new loop.
     """
 
-    def __init__(self, bus: MessageBus, core: BusCore) -> None:
+    def __init__(self, bus: MessageBus, state: BusState) -> None:
         self.bus = bus
         """The bus itself, which belongs to its event loop."""
-        self._core = core
-        self._runtime = core.require_runtime()
+        self._state = state
+        self._runtime = state.require_runtime()
 
     execute = _blocking(SendingMethods.execute)
     call = _blocking(SendingMethods.call)
@@ -71,7 +70,7 @@ class BusPortal:
         where: Where[E] | None = None,
         timeout: float | None = None,
     ) -> E:
-        """Wait for the next event that fits; it looks from the moment of this call."""
+        """Wait for the next event that matches, published after this call."""
 
         async def wait() -> E:
             return await self.bus.expect(event_type, where=where, timeout=timeout)
@@ -79,20 +78,20 @@ class BusPortal:
         return self.wait(wait)
 
     def wait(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The value of a coroutine function, run on the bus's event loop.
+        """Run a coroutine function on the bus's event loop, and return its value.
 
         Raises:
             BusStateError: Called on that loop's own thread, which would wait for itself.
         """
-        # Once the bus has stopped the last loop says so, or ends a stream; the next start may
-        # be on another.
-        self._runtime = self._core.runtime or self._runtime
+        # Once the bus has stopped, its last loop raises or ends a stream; the next start may be
+        # on another loop.
+        self._runtime = self._state.runtime or self._runtime
         return self._runtime.run_from_thread(function)
 
 
 @final
 class BlockingStream(Generic[E]):
-    """An `EventStream` for other threads: its loop waits for the next event."""
+    """Blocking iterator over an `EventStream`, for other threads."""
 
     def __init__(self, stream: EventStream[E], portal: BusPortal) -> None:
         self._stream = stream

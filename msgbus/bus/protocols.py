@@ -1,9 +1,9 @@
-"""The ways to send a message: one set for bus, session and context, and for the portal."""
+"""Protocols of senders: the methods that bus, session, context and portal share."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import TypeVar
 
@@ -12,21 +12,27 @@ from msgbus.messages.message import Command, Event, R
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from msgbus.bus.streams import EventStream
+    from msgbus.bus.monitoring.handler_info import HandlerInfo
+    from msgbus.bus.session import BusSession
+    from msgbus.bus.streams import EventStream, Expectation, Where
     from msgbus.durability.tickets import Ticket
-    from msgbus.expectations import Expectation, Where
-    from msgbus.messages.receipts import PublishReceipt, PublishSummary
+    from msgbus.handlers.filters import FilterLike
+    from msgbus.handlers.registry import HandlerRegistry
+    from msgbus.messages.message import Message
+    from msgbus.messages.receipts import DrainReport, PublishReceipt, PublishSummary
     from msgbus.messages.results import CommandResult
+    from msgbus.middleware.chain import Middleware, Per
+    from msgbus.telemetry.stats import BusStats
 
 E = TypeVar("E", bound=Event, default=Event)
 
 
 class SendingMethods(Protocol):
-    """What can be sent, and how.
+    """Methods that send messages.
 
-    - `bus`: as it stands; in a handler, what is sent is caused by the message at hand.
+    - `bus`: in a handler, what is sent is caused by the message being handled.
     - `session`: in the session, whose own handlers come first.
-    - `context`: caused by the message at hand and in its session, in whatever task.
+    - `context`: caused by the message being handled and in its session, from any task.
     - `portal`: the same calls for other threads, blocking instead of awaited.
     """
 
@@ -39,19 +45,19 @@ class SendingMethods(Protocol):
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> CommandResult[R]:
-        """Have the one handler of `command` handle it, and give its result.
+        """Execute `command` in its one handler, and return the result.
 
-        Errors of the handler, of middleware and of time become a result with
+        Errors of the handler and of middleware, and timeouts, become a result with
         `success=False`. Cancellation propagates. A nested call inherits the deadline.
 
         Args:
-            command: What to do.
+            command: The command.
             timeout: Seconds it may take in all.
-            headers: Text that flows with it to everything it causes.
+            headers: Text inherited by every message that it causes.
 
         Raises:
-            MissingHandlerError: Nobody handles such commands.
-            WrongMessageTypeError: It is no command.
+            MissingHandlerError: The command has no handler.
+            WrongMessageTypeError: It is not a command.
             BusClosedError: The bus is stopping or has stopped.
             SessionClosedError: The session is not open.
         """
@@ -64,7 +70,7 @@ class SendingMethods(Protocol):
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> R:
-        """As `execute`, but gives the value or raises the handler's own exception."""
+        """Execute `command`; return the value, or raise the handler's own exception."""
         return (await self.execute(command, timeout=timeout, headers=headers)).unwrap()
 
     async def publish(
@@ -77,45 +83,45 @@ class SendingMethods(Protocol):
         at: datetime | None = None,
         wait: bool = False,
     ) -> PublishReceipt:
-        """Put `event` into the queue of each of its handlers; they run later.
+        """Put `event` into the queue of each of its handlers, which run later.
 
-        If a queue is full, what happens is that queue's strategy; by default this waits,
-        so a slow handler slows its publishers. A cancelled wait has published nothing.
-        Inside an event handler it never waits. Before `start` events are kept.
+        If a queue is full, its strategy decides; by default this waits, so a slow handler
+        slows its publishers. A cancelled wait has published nothing. Inside an event handler
+        it never waits. Before `start` events are kept.
 
         Args:
-            event: What happened.
-            headers: Text that flows with it to everything it causes.
+            event: The event.
+            headers: Text inherited by every message that it causes.
             topic: The topic to publish under, instead of the class's own; the event keeps it.
-            delay: Seconds to wait before it is published; `unschedule` takes it back.
-            at: The time at which to publish it; must know its time zone.
-            wait: Return once every handler in memory is done with this event, with the outcome
+            delay: Seconds until it is published; `unschedule` cancels it.
+            at: The time at which to publish it; must be timezone-aware.
+            wait: Return once every in-memory handler has finished this event, with the outcome
                 of each in `receipt.outcomes`. Durable handlers read the journal and are not
-                waited for. A wait that is cancelled takes nothing back.
+                waited for. Cancelling the wait does not unpublish the event.
 
         Raises:
-            WrongMessageTypeError: It is no event.
-            InvalidTopicError: `topic` is no topic; patterns are for handlers.
+            WrongMessageTypeError: It is not an event.
+            InvalidTopicError: `topic` is not a topic; patterns are for handlers.
             BusClosedError: The bus is stopping or has stopped.
             SessionClosedError: The session is not open.
             QueueFullError: A queue is full and waiting is impossible: in a handler whose
                 overflow is used up, or before `start`.
             InsideHandlerError: With `wait=True`, the event handler that calls this would wait
-                for itself, by way of its own queue or of another handler that waits for it.
-            BusNotStartedError: With `wait=True`, nobody would handle it.
+                for itself, through its own queue or another handler that waits for it.
+            BusNotStartedError: With `wait=True`, no handler runs yet.
         """
         ...
 
     async def publish_many(
         self, events: Iterable[Event] | AsyncIterable[Event], *, chunk: int = 1000
     ) -> PublishSummary:
-        """Publish all `events`, giving other tasks a turn after each `chunk`.
+        """Publish all `events`, and yield to other tasks after each `chunk`.
 
-        On a bus with a journal as many events as there are, up to `chunk` and to 1,000, are
-        committed together; it may read that many ahead of what it has published.
+        On a bus with a journal, up to `chunk` events, at most 1,000, are committed together;
+        it may read that many ahead of what it has published.
 
         Raises:
-            WrongMessageTypeError: One is no event; those before it are published.
+            WrongMessageTypeError: One is not an event; those before it are published.
         """
         ...
 
@@ -126,15 +132,15 @@ class SendingMethods(Protocol):
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> R:
-        """Have `command` answered, here or in another process, and give the answer.
+        """Send `command` to its handler, and return the reply.
 
-        A request always ends: without an answer after `timeout` seconds, 30 if not given,
-        or when the deadline of the handler that asks has come.
+        A request always ends: without a reply after `timeout` seconds, 30 if not given, or at
+        the deadline of the calling handler.
 
         Raises:
-            RequestTimeoutError: No answer came in time.
-            NoReplierError: There is nobody who could answer.
-            WrongMessageTypeError: It is no command.
+            RequestTimeoutError: No reply came in time.
+            NoReplierError: Nothing can reply to such a command.
+            WrongMessageTypeError: It is not a command.
             BusClosedError: The bus is stopping or has stopped.
             SessionClosedError: The session is not open.
             Exception: What the handler raised.
@@ -148,25 +154,25 @@ class SendingMethods(Protocol):
         *,
         headers: Mapping[str, str] | None = None,
     ) -> Ticket[R]:
-        """Keep `command` in the journal, to be handled later by whoever handles such commands.
+        """Store `command` in the journal, to be handled later, here or in another process.
 
         When this returns it is durable: this process or another on the same journal handles
-        it, at least once, and tries again if it fails or if its process dies. The handler may
-        run more than once, so it should be idempotent. Enqueuing a command twice does it once.
-        A session's own handlers are not asked: the command may be handled long after it.
+        it at least once, and retries it if it fails or if its process dies. The handler may
+        run more than once, so it should be idempotent. Enqueuing a command twice handles it
+        once. A session's own handlers are not used: the session may have ended by then.
 
         Args:
-            command: What to do; its reply is kept as JSON for the ticket.
+            command: The command; its reply is stored as JSON for the ticket.
             delay: Seconds before it may begin.
-            headers: Text that flows with it to everything it causes.
+            headers: Text inherited by every message that it causes.
 
         Raises:
             ConfigurationError: The bus has no journal, or the reply has no JSON form.
-            WrongMessageTypeError: It is no command, or a query, which nobody wants to know later.
+            WrongMessageTypeError: It is not a command, or it is a query.
             StoredMessageError: It cannot be written as JSON.
             BusClosedError: The bus is stopping or has stopped.
             SessionClosedError: The session is not open.
-            JournalError: The journal did not take it.
+            JournalError: The journal could not write it.
         """
         ...
 
@@ -188,11 +194,11 @@ class SendingMethods(Protocol):
         where: Where[E] | None = None,
         timeout: float | None = None,
     ) -> Expectation[E]:
-        """The next event that fits: `paid = await bus.expect(Paid, timeout=5)`.
+        """Wait for the next event that matches: `paid = await bus.expect(Paid, timeout=5)`.
 
-        It looks from the moment of this call, not of the `await`: nothing that is published
-        after the call is missed. Of a class and its subclasses, or of topics; that of a session
-        looks at the session's events. On a bus with a journal it sees what this process publishes.
+        It starts at this call, not at the `await`, so no event published after the call is
+        missed. Of a class and its subclasses, or of topics; that of a session sees the session's
+        events. On a bus with a journal it sees what this process publishes.
 
         Args:
             event_type: A class of events, or a topic pattern.
@@ -200,8 +206,70 @@ class SendingMethods(Protocol):
             timeout: Seconds from this call.
 
         Raises:
-            ConfigurationError: `event_type` is no class of events.
-            ExpectTimeoutError: By `await`: none came in time.
-            BusClosedError: By `await`: the bus or the session ended before one came.
+            ConfigurationError: `event_type` is not an event class.
+            ExpectTimeoutError: By `await`: no event matched in time.
+            BusClosedError: By `await`: the bus or the session ended first.
         """
+        ...
+
+
+class IMessageBus(SendingMethods, Protocol):
+    """The calls that application code makes. `MessageBus` satisfies it."""
+
+    async def start(self) -> None:
+        """Begin to deliver."""
+        ...
+
+    async def stop(self, timeout: float | None = 30.0) -> DrainReport:
+        """Drain the queues and stop."""
+        ...
+
+    def register_command_handler(self, command_type: Any, handler: Any) -> None:
+        """Make `handler` the one handler of a command."""
+        ...
+
+    def register_event_handler(self, event_type: Any, handler: Any) -> Any:
+        """Call `handler` for every such event."""
+        ...
+
+    def handlers(self) -> Sequence[HandlerInfo]:
+        """All handlers of the bus, then those of each live session."""
+        ...
+
+    @property
+    def sessions(self) -> Mapping[str, BusSession]:
+        """The live sessions, by id."""
+        ...
+
+    def session(
+        self,
+        session_id: str | None = None,
+        *,
+        registries: Sequence[HandlerRegistry] = (),
+        provide: Mapping[Any, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> BusSession:
+        """A scope for one job: `async with bus.session("job-1") as session:`."""
+        ...
+
+    def add_filter(self, filter: FilterLike) -> None:
+        """Add a filter that every event must pass to be published."""
+        ...
+
+    def add_middleware(
+        self,
+        middleware: Middleware,
+        *,
+        types: type[Message] | Sequence[type[Message]] | None = None,
+        per: Per = "attempt",
+    ) -> None:
+        """Put `middleware` around every handler, inside of those added before."""
+        ...
+
+    async def settled(self, timeout: float | None = None) -> None:
+        """Wait until no handler has work left."""
+        ...
+
+    def stats(self) -> BusStats:
+        """All counters at this moment."""
         ...

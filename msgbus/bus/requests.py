@@ -1,4 +1,4 @@
-"""`bus.request`: a command whose answer may come from another process."""
+"""`bus.request`: a command whose reply is matched by its id, and that always ends."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 from typing_extensions import override
 
-from msgbus.bus.context import current_frame
 from msgbus.bus.protocols import SendingMethods
 from msgbus.errors import MissingHandlerError, NoReplierError
+from msgbus.messages.frame import current_frame
 from msgbus.messages.message import Command, R, require_command
 from msgbus.routing.endpoints.correlation import CorrelationManager, RequestTransport
 from msgbus.runtime.arguments import check_seconds
 
 if TYPE_CHECKING:
-    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.bus_state import BusState
 
 
 @final
 class LocalTransport:
-    """Requests that are answered by handlers of the same bus."""
+    """Transport of requests to handlers of the same bus."""
 
     def __init__(self, bus: SendingMethods) -> None:
         self._bus = bus
@@ -34,7 +34,7 @@ class LocalTransport:
         timeout: float,
         headers: Mapping[str, str] | None,
     ) -> None:
-        """Have the command handled, and answer with its value or its exception."""
+        """Execute the command, and reply with its value or its exception."""
         try:
             result = await self._bus.execute(command, timeout=timeout, headers=headers)
         except MissingHandlerError as error:
@@ -45,28 +45,37 @@ class LocalTransport:
             correlations.fail(correlation_id, result.exception)
 
 
-class RequestSide(SendingMethods):
-    """`request`, as part of `MessageBus`."""
+@final
+class Requests:
+    """The open requests of a bus, and their transport."""
 
-    _core: BusCore
-    _correlations: CorrelationManager | None = None
-    _transport: RequestTransport | None = None
+    def __init__(self, bus: SendingMethods, state: BusState) -> None:
+        self._clock = state.clock
+        self._correlations: CorrelationManager | None = None
+        self.transport: RequestTransport = LocalTransport(bus)
 
     @property
     def correlations(self) -> CorrelationManager:
-        """The open requests of this bus."""
+        """The open requests; made at first use."""
         if self._correlations is None:
-            self._correlations = CorrelationManager(clock=self._core.clock)
+            self._correlations = CorrelationManager(clock=self._clock)
         return self._correlations
 
     @property
     def has_transport(self) -> bool:
-        """Whether requests go another way than to the bus's own handlers."""
-        return self._transport is not None and not isinstance(self._transport, LocalTransport)
+        """Whether requests go elsewhere than to the bus's own handlers."""
+        return not isinstance(self.transport, LocalTransport)
 
-    def use_transport(self, transport: RequestTransport | None) -> None:
-        """Send requests this way from now on; `None` for the bus's own handlers."""
-        self._transport = transport
+
+class RequestMethods(SendingMethods):
+    """`request`, as part of `MessageBus`."""
+
+    _state: BusState
+
+    @property
+    def correlations(self) -> CorrelationManager:
+        """The open requests of this bus."""
+        return self._state.requests.correlations
 
     @override
     async def request(
@@ -78,15 +87,13 @@ class RequestSide(SendingMethods):
     ) -> R:
         require_command(command)
         outer = current_frame.get()
-        self._core.require_open("request anything on", outer)
+        self._state.require_open("request anything on", outer)
         correlations = self.correlations
         check_seconds("timeout", timeout)
         seconds = correlations.timeout if timeout is None else timeout
         if outer is not None and outer.deadline is not None:
-            seconds = min(seconds, outer.deadline - self._core.clock.now())
-        transport = self._transport
-        if transport is None:
-            self._transport = transport = LocalTransport(self)
+            seconds = min(seconds, outer.deadline - self._state.clock.now())
+        transport = self._state.requests.transport
 
         async def send(request_id: str) -> None:
             await transport.send(

@@ -1,4 +1,4 @@
-"""Events that wait for their time: a heap and one worker, never the work queue."""
+"""Delayed events in memory: a heap and one task."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _Entry:
 
 
 @final
-class Schedule:
-    """Hands each event to `deliver` when its time has come, in order of time.
+class EventSchedule:
+    """Passes each event to `deliver` when it is due, in order of time.
 
-    `on_cancel` is called with the id of each event that is taken back.
+    `on_cancel` is called with the id of each cancelled event.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Schedule:
         return self._live
 
     def add(self, event: Event, delay: float) -> Callable[[], bool]:
-        """Keep `event` for `delay` seconds; the function given back takes it out again."""
+        """Schedule `event` in `delay` seconds; return a function that cancels it."""
         entry = _Entry(self._clock.now() + delay, next(self._order), event)
         heappush(self._heap, entry)
         self._by_id.setdefault(metadata_of(event).message_id, []).append(entry)
@@ -68,16 +68,16 @@ class Schedule:
         if session_id is not None:
             self._by_session.setdefault(session_id, {})[entry] = None
         self._live += 1
-        self._see_to_it()
+        self._start_or_wake()
         return partial(self._cancel, entry)
 
     def remove(self, message_id: str) -> bool:
-        """Take out the event of this id; false if it is not here, or not any more."""
+        """Cancel the event of this id; false if it is not scheduled."""
         cancelled = [self._cancel(entry) for entry in list(self._by_id.get(message_id, ()))]
         return any(cancelled)
 
     def of_session(self, session_id: str) -> list[Event]:
-        """The events of one session, in the order they would be delivered."""
+        """List the events of one session, in the order of their time."""
         entries = sorted(self._by_session.get(session_id, ()))
         return [entry.event for entry in entries if entry.event is not None]
 
@@ -106,7 +106,7 @@ class Schedule:
     def open(self, runtime: Runtime) -> None:
         """Begin to deliver."""
         self._runtime = runtime
-        self._see_to_it()
+        self._start_or_wake()
 
     def close(self) -> None:
         """Stop delivering; what is added from now on is kept for `hand_back`."""
@@ -116,7 +116,7 @@ class Schedule:
             self._task = None
 
     def hand_back(self) -> tuple[Event, ...]:
-        """What was not delivered, in the order it would have been."""
+        """Remove and return what was not delivered, in the order of time."""
         left: list[Event] = []
         if self._delivering is not None:
             self._heap.append(self._delivering)
@@ -130,7 +130,7 @@ class Schedule:
         self._live = 0
         return tuple(left)
 
-    def _see_to_it(self) -> None:
+    def _start_or_wake(self) -> None:
         if self._runtime is None or not self._heap:
             return
         if self._task is None:
@@ -144,7 +144,7 @@ class Schedule:
         try:
             await self._deliver(event)
         except BaseException:
-            # Stopped in the middle of a filter: it was not published, so it goes back.
+            # Cancelled inside a filter: it was not published, so it stays scheduled.
             if entry.event is not None:
                 heappush(self._heap, entry)
             raise
@@ -160,7 +160,7 @@ class Schedule:
             if head.event is None:
                 heappop(self._heap)
             elif wait > 0:
-                # A new event may be due before the head is: then the waker cuts this short.
+                # A new event may be due before the head: then the waker ends this wait.
                 with self._clock.cancel_after(wait):
                     await self._waker.wait()  # type: ignore[union-attr]  # set with the task
             else:
@@ -170,11 +170,11 @@ class Schedule:
 
 
 def check_delay(delay: float | None) -> float:
-    """Seconds to wait, none for a time in the past.
+    """Check a delay in seconds; 0 for a time in the past.
 
     Raises:
-        ValueError: It is no number of seconds.
-        TypeError: It is no number.
+        ValueError: It is not a finite number of seconds.
+        TypeError: It is not a number.
     """
     check_seconds("delay", delay)
     if delay is not None and not isfinite(delay):

@@ -1,4 +1,4 @@
-"""A lane: one event handler, its queue, and the workers that empty it."""
+"""`Lane`: the queue and the workers of one event handler."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from msgbus.messages.receipts import Undelivered
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
-    from msgbus.bus.bus import MessageBus
-    from msgbus.bus.context import Frame
+    from msgbus.bus.config import BusConfig
+    from msgbus.bus.protocols import IMessageBus
     from msgbus.handlers.injection import Call
     from msgbus.handlers.registration import Registration
+    from msgbus.messages.frame import Frame
     from msgbus.messages.message import Event
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime
@@ -23,18 +24,19 @@ if TYPE_CHECKING:
 
 
 class LaneHost(Protocol):
-    """What a lane needs of the bus it runs on."""
+    """The bus, as far as a lane uses it."""
 
     clock: Clock
+    config: BusConfig
 
     @property
-    def bus(self) -> MessageBus:
+    def bus(self) -> IMessageBus:
         """The bus itself, for handlers that ask for it."""
         ...
 
     @property
-    def hurry(self) -> bool:
-        """Whether somebody waits for all work to be done: then nothing lingers."""
+    def is_settling(self) -> bool:
+        """Whether a caller waits until idle: then nothing lingers."""
         ...
 
     def require_own_loop(self, what: str) -> None:
@@ -45,43 +47,42 @@ class LaneHost(Protocol):
         """The running event loop."""
         ...
 
-    def work_ended(self) -> None:
-        """A worker has nothing more to do."""
+    def notify_idle_waiters(self) -> None:
+        """Wake the callers that wait until idle: some work has ended."""
         ...
 
-    def lane_left(self, lane: Lane) -> None:
-        """A lane that was to leave has finished."""
+    def remove_lane(self, lane: Lane) -> None:
+        """Remove a lane that has finished."""
         ...
 
     def event_failed(self, lane: Lane, message: Any, error: BaseException) -> None:
-        """A handler failed."""
+        """Report that a handler failed."""
         ...
 
     async def flush(self, frame: Frame) -> None:
-        """Publish what a handler emitted."""
+        """Publish the events that a handler emitted."""
         ...
 
 
 @final
 class Lane:
-    """One handler's queue and workers.
+    """The queue and the workers of one event handler.
 
-    Workers are persistent and sleep when there is nothing to do; there is never a task
-    per event.
+    Workers persist and sleep while the queue is empty; there is never a task per event.
     """
 
     __slots__ = (
+        "backing_off",
         "bus",
         "host",
         "invoke",
+        "is_aborted",
         "is_closing",
-        "is_dead",
+        "is_detached",
         "is_durable",
-        "is_leaving",
         "is_paused",
         "is_retried",
         "name",
-        "parked",
         "queue",
         "registration",
         "session_id",
@@ -107,16 +108,16 @@ class Lane:
         """Takes no events for now."""
         self.is_closing = False
         """Its workers end once the queue is empty."""
-        self.is_dead = False
-        """Was given up: what still runs no longer counts."""
+        self.is_aborted = False
+        """Whether it was stopped with events in flight, which are no longer counted."""
         self.is_durable = False
-        """Whether it is fed from the journal, which also decides on other tries."""
-        self.is_leaving = False
-        """Is forgotten by the bus once its last worker has gone."""
+        """Whether its events come from the journal, whose subscription also retries."""
+        self.is_detached = False
+        """Whether the bus removes it once its last worker has ended."""
         self.is_retried = False
-        """Whether `invoke` tries again by itself."""
-        self.parked: list[Event] = []
-        """Events in hand that no handler is at work on: they wait to be tried again."""
+        """Whether `invoke` retries."""
+        self.backing_off: list[Event] = []
+        """Events in flight that wait for a retry, so that no handler runs on them."""
 
     @property
     def priority(self) -> int:
@@ -125,25 +126,25 @@ class Lane:
 
     @property
     def counts(self) -> LaneCounts:
-        """The handler's numbers."""
+        """The handler's counters."""
         return self.queue.counts
 
     @property
-    def in_hand(self) -> int:
+    def in_flight(self) -> int:
         """Events taken from the queue and not finished."""
-        return sum(worker.in_hand for worker in self.workers)
+        return sum(worker.in_flight for worker in self.workers)
 
     @property
     def is_busy(self) -> bool:
         """Whether an event is queued or being handled."""
         queue = self.queue
-        return bool(queue.items) or len(queue.sleepers) < len(self.workers) or self.in_hand > 0
+        return bool(queue.items) or len(queue.sleepers) < len(self.workers) or self.in_flight > 0
 
     def open(self, invoke: Call) -> None:
-        """Begin to work, now that the bus runs."""
+        """Start workers, now that the bus runs."""
         self.invoke = invoke
         self.queue.on_work = self._add_worker
-        self.see_to_work()
+        self.start_workers()
 
     def _add_worker(self) -> None:
         if self.is_paused or len(self.workers) == self.registration.concurrency:
@@ -158,54 +159,54 @@ class Lane:
         worker.task = runtime.spawn(worker.run, name=f"msgbus lane {self.name}")
 
     def worker_ended(self, worker: Worker) -> None:
-        """A worker has gone home."""
+        """Remove a worker that has ended."""
         self.workers.remove(worker)
         if not self.is_closing:
-            # Its handler cancelled the whole task, or the program ends without `stop`: let
-            # the next event bring a new one, if there is one.
+            # Its handler cancelled the whole task, or the program ends without `stop`: the next
+            # event, if any, starts a new worker.
             self.queue.on_work = self._add_worker
-            if worker.cut_off or self.queue.items:
+            if worker.lost or self.queue.items:
                 log.warning(
                     "worker_cancelled",
-                    bus=self.bus.config.name,
+                    bus=self.host.config.name,
                     handler=self.name,
-                    abandoned=worker.cut_off,
+                    abandoned=worker.lost,
                     queued=len(self.queue.items),
                 )
-        if self.is_leaving and not self.workers:
-            self.host.lane_left(self)
-        self.host.work_ended()
+        if self.is_detached and not self.workers:
+            self.host.remove_lane(self)
+        self.host.notify_idle_waiters()
 
-    def leave(self) -> list[Undelivered]:
-        """Give up the queue, and be forgotten once what is in hand is finished."""
+    def detach(self) -> list[Undelivered]:
+        """Abandon the queue; the bus removes the lane once events in flight have finished."""
         queued = self.abandon_queue()
-        self.is_leaving = True
+        self.is_detached = True
         if not self.workers:
-            self.host.lane_left(self)
+            self.host.remove_lane(self)
         return queued
 
-    def see_to_work(self) -> None:
-        """Bring workers to what is queued, if there are too few."""
+    def start_workers(self) -> None:
+        """Start workers for queued events, up to the handler's concurrency."""
         if self.invoke is None or self.is_closing:
             return
         wanted = min(len(self.queue.items), self.registration.concurrency)
         for _ in range(len(self.workers), wanted):
             self._add_worker()
 
-    def waits_behind(self, event: Event) -> bool:
-        """Whether it cannot go on before higher handlers are done with `event`."""
+    def is_gated_by(self, event: Event) -> bool:
+        """Whether it waits for handlers of higher priority to finish `event`."""
         return any(
             worker.at_gate is not None and worker.at_gate.event is event for worker in self.workers
         ) or any(type(item) is Gated and item.event is event for item in self.queue.items)
 
     @property
     def holds_others(self) -> bool:
-        """Whether handlers of lower priority wait for what it has in hand."""
+        """Whether handlers of lower priority wait for its events in flight."""
         return any(item.holds_others for worker in self.workers for item in worker.gated)
 
     @property
     def is_held(self) -> bool:
-        """Whether something that it is to handle waits for handlers of higher priority."""
+        """Whether one of its events waits for handlers of higher priority."""
         at_gate = [worker.at_gate for worker in self.workers]
         return self.queue.has_gated and any(
             type(item) is Gated and item.is_held for item in (*at_gate, *self.queue.items)
@@ -213,15 +214,15 @@ class Lane:
 
     @contextmanager
     def waiting_for_circuit(self, events: Sequence[Event]) -> Generator[None]:
-        """While a worker waits with `events` for an open circuit, lower priorities go on.
+        """Release lower priorities while a worker waits with `events` for an open circuit.
 
-        Neither they nor what is queued behind them is waited for: the outage of one service
-        would stop handlers that do not even use it.
+        They wait neither for these events nor for those queued behind them: otherwise the
+        outage of one service would stop handlers that do not use it.
         """
         for worker in self.workers:
             for item in worker.gated:
                 if any(item.event is event for event in events):
-                    item.let_others_pass()
+                    item.release_lower()
         self.queue.hold()
         try:
             yield
@@ -229,22 +230,22 @@ class Lane:
             self.queue.release()
 
     def pause(self) -> None:
-        """Take no more events for now; those in hand are finished."""
+        """Take no more events until `resume`; those in flight finish."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Continue after `pause`."""
         self.is_paused = False
         self._wake_all()
-        self.see_to_work()
+        self.start_workers()
 
     def _wake_all(self) -> None:
         while self.queue.sleepers:
             self.queue.wake_one()
 
     def stop_lingering(self) -> None:
-        """Let a batch handler have what it has, now."""
-        if self.registration.batch and self.in_hand:
+        """Deliver an incomplete batch now."""
+        if self.registration.batch and self.in_flight:
             self._wake_all()
 
     def close(self) -> None:
@@ -254,27 +255,27 @@ class Lane:
         self._wake_all()
 
     def end(self) -> tuple[int, list[Undelivered]]:
-        """Stop now: idle workers go home, busy ones are cancelled.
+        """Stop now: idle workers end, busy ones are cancelled.
 
         Returns:
-            How many events this abandons, and those of them that no handler was at work on.
+            How many events this abandons, and those of them that no handler was running on.
         """
         queued = self.abandon_queue()
-        parked = [Undelivered(event, self.name) for event in self.parked]
-        # Ended before, by the stop of the bus: then its events are counted.
-        in_hand = 0 if self.is_dead else self.in_hand
-        # Only those at work: a task that is cancelled before its first step never ends its
-        # worker, and the others go home by themselves.
-        at_work = [one for one in self.workers if one.in_hand or one.at_gate is not None]
-        if at_work:
-            self.is_dead = True
-            self.queue.counts.abandoned += in_hand
-            for worker in at_work:
+        backing_off = [Undelivered(event, self.name) for event in self.backing_off]
+        # Aborted before, by the stop of the bus: then its events are counted already.
+        in_flight = 0 if self.is_aborted else self.in_flight
+        # Only busy ones: a task cancelled before its first step would never remove its worker,
+        # and the others end by themselves.
+        busy = [one for one in self.workers if one.in_flight or one.at_gate is not None]
+        if busy:
+            self.is_aborted = True
+            self.queue.counts.abandoned += in_flight
+            for worker in busy:
                 worker.task.cancel()
-        return len(queued) + in_hand, parked + queued
+        return len(queued) + in_flight, backing_off + queued
 
     def abandon_queue(self) -> list[Undelivered]:
-        """Take nothing more; give back what is queued, and let the workers end."""
+        """Close the lane, and return what is queued."""
         queue = self.queue
         queued: list[Undelivered] = []
         while queue.items:
@@ -285,13 +286,13 @@ class Lane:
                 item = item.event
             queued.append(Undelivered(item, self.name))
         while queue.waiting:
-            queue.waiting[0].give_up()
+            queue.waiting[0].cancel()
         queue.made_room()
         self.close()
         return queued
 
     def failed(self, message: Any, error: BaseException, count: int) -> None:
-        """Count and report a handler that failed on `count` events."""
-        if not self.is_dead:
+        """Count and report a failure on `count` events."""
+        if not self.is_aborted:
             self.queue.counts.failed += count
             self.host.event_failed(self, message, error)

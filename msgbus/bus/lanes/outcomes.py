@@ -1,4 +1,4 @@
-"""Outcomes of one event in all its handlers, for a publisher that waits for them."""
+"""Outcomes of one event in all its handlers, for `publish(..., wait=True)`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from msgbus.messages.receipts import HandlerOutcome, OutcomeStatus
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.bus.context import Frame
     from msgbus.bus.lanes.queue import Gated
+    from msgbus.messages.frame import Frame
 
 
 @final
@@ -31,20 +31,20 @@ class Outcomes:
         self._all_done = anyio.Event()
 
     def collect(self, items: Sequence[Gated], handlers: Sequence[str]) -> None:
-        """Have each item, which is the event in one handler's queue, report its end here."""
+        """Make each item, the event in one handler's queue, report its outcome here."""
         self._found = [None] * len(items)
         self._missing = len(items)
-        for place, (item, handler) in enumerate(zip(items, handlers, strict=True)):
-            item.report_to(partial(self._report, place, handler))
+        for index, (item, handler) in enumerate(zip(items, handlers, strict=True)):
+            item.report_to(partial(self._report, index, handler))
 
-    def _report(self, place: int, handler: str, item: Gated) -> None:
-        self._found[place] = _outcome(handler, item)
+    def _report(self, index: int, handler: str, item: Gated) -> None:
+        self._found[index] = _outcome(handler, item)
         self._missing -= 1
         if not self._missing:
             self._all_done.set()
 
     async def wait(self) -> tuple[HandlerOutcome, ...]:
-        """All outcomes, once every handler is done."""
+        """Wait for all outcomes."""
         if self._missing:
             await self._all_done.wait()
         return tuple(one for one in self._found if one is not None)
@@ -67,33 +67,30 @@ def _outcome(handler: str, item: Gated) -> HandlerOutcome:
 
 
 class _Wait(NamedTuple):
-    """An event handler that waits for others."""
+    """An event handler that waits for other handlers."""
 
     lane: Lane
     targets: Sequence[Lane]
 
     def is_blocked_by(self, other: _Wait) -> bool:
-        """Whether it cannot go on before `other` does.
-
-        It waits for that very handler, or for one that may be behind it by priority.
-        """
+        """Whether it waits for `other`, directly or through one of lower priority."""
         return other.lane in self.targets or (
             other.lane.holds_others and any(lane.is_held for lane in self.targets)
         )
 
 
 _waits: Final[list[_Wait]] = []
-"""Of all buses: two that publish to each other can wait for each other, too."""
+"""Current waits of all buses: two that publish to each other can wait for each other, too."""
 
 
 @contextmanager
 def waiting_on_lane(
     frame: Frame | None, targets: Sequence[Lane], event_type: type
 ) -> Generator[None]:
-    """Wait inside for `targets`, unless they wait for the event handler that `frame` is in.
+    """Register a wait for `targets` by the event handler that `frame` is in.
 
     Raises:
-        InsideHandlerError: They do, so that nobody would ever go on.
+        InsideHandlerError: They wait for that handler: a deadlock.
     """
     lane = _lane_of(frame)
     if lane is None:
@@ -109,7 +106,7 @@ def waiting_on_lane(
 
 
 def _lane_of(frame: Frame | None) -> Lane | None:
-    """The lane whose worker is at work in `frame`, if there is one."""
+    """Get the lane whose worker runs in `frame`, if there is one."""
     while frame is not None:
         if isinstance(frame.owner, Lane):
             return frame.owner

@@ -1,11 +1,11 @@
-"""The bounded queue of one handler, and how an event gets into all its queues or none.
+"""The bounded queue of one handler, and admission of an event into all its queues or none.
 
 Admission is one step without an await: either every queue of the event's handlers has
 room, or none gets it. What happens otherwise is the full queue's `BackpressureStrategy`.
 
-Publishers that wait are served in order of arrival. A waiter is woken when it is its
-turn *and* there is room, and then admits itself; so a wait that is cancelled, even at
-the very moment of its turn, has published nothing.
+Publishers that wait are served in order of arrival. A waiter is woken when it is first *and*
+there is room, and then admits its event itself; so a wait that is cancelled, even at that
+moment, has published nothing.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ import anyio
 from msgbus.errors import QueueFullError
 from msgbus.handlers.config import BackpressureStrategy, QueueConfig, QueueLevel
 from msgbus.messages.message import Event
-from msgbus.messages.receipts import Undelivered
+from msgbus.messages.receipts import PublishReceipt, PublishStatus, Undelivered
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import LaneCounts
 
 if TYPE_CHECKING:
+    from msgbus.bus.lanes.outcomes import Outcomes
+    from msgbus.bus.plans import EventPlan
+    from msgbus.messages.message import Event
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Waker
 
@@ -36,23 +39,23 @@ WAITING_STRATEGIES: Final = frozenset(
 
 @final
 class Gate:
-    """Opens for an event once all handlers of higher priority are done with it."""
+    """Opens for an event once all handlers of higher priority have finished it."""
 
-    __slots__ = ("_opened", "is_void", "remaining")
+    __slots__ = ("_opened", "is_cancelled", "remaining")
 
     def __init__(self, remaining: int) -> None:
         self.remaining = remaining
-        self.is_void = False
-        """Whether the event behind it was never published after all."""
+        self.is_cancelled = False
+        """Whether the event behind it was not published, as the journal refused it."""
         self._opened: anyio.Event | None = None
 
-    def call_off(self) -> None:
-        """Open it for nobody: the journal has not taken the event."""
-        self.is_void = True
-        self.one_done()
+    def cancel(self) -> None:
+        """Open it with the event cancelled: the journal has not taken it."""
+        self.is_cancelled = True
+        self.count_down()
 
-    def one_done(self) -> None:
-        """One more handler of higher priority is done, in whatever way."""
+    def count_down(self) -> None:
+        """Count one handler of higher priority as finished, whatever the outcome."""
         self.remaining -= 1
         if self.remaining == 0 and self._opened is not None:
             self._opened.set()
@@ -67,15 +70,15 @@ class Gate:
 
 @final
 class Gated:
-    """An event in one handler's queue, with somebody who waits for its end.
+    """An event in one handler's queue, whose outcome others wait for.
 
-    Those are handlers of lower priority, behind their gates, or one who sent the event to
-    this handler alone and wants to know what became of it. On a bus with a journal all are
-    behind a gate that opens once the event is committed.
+    Those are handlers of lower priority, behind their gates, or a caller that sent the event to
+    this handler alone. On a bus with a journal all events are behind a gate that opens once the
+    event is committed.
     """
 
     __slots__ = (
-        "_later",
+        "_lower_gates",
         "_report",
         "attempt",
         "commit",
@@ -98,31 +101,31 @@ class Gated:
     ) -> None:
         self.event = event
         self.gate = gate
-        self._later = later
+        self._lower_gates = later
         self._report = report
         self.commit = commit
         """Opens when the journal has the event."""
         self.attempt = attempt
-        """The number of the first try of this delivery."""
+        """The number of the first attempt of this delivery."""
         self.is_handled = False
-        """Whether the handler succeeded, or did not want it."""
+        """Whether the handler succeeded, or its filter rejected the event."""
         self.is_filtered = False
-        """Whether the handler's own filter turned it away."""
+        """Whether the handler's own filter rejected it."""
         self.error: BaseException | None = None
-        """What it failed with."""
+        """The error, if the handler failed."""
 
     def report_to(self, report: Callable[[Gated], None]) -> None:
-        """Have `report` called when this handler is done with it."""
+        """Call `report` when this handler has finished it."""
         self._report = report
 
     @property
-    def is_void(self) -> bool:
-        """Whether the event was never published after all, and is nobody's to handle."""
-        return self.commit is not None and self.commit.is_void
+    def is_cancelled(self) -> bool:
+        """Whether the event was not published, and must not be handled."""
+        return self.commit is not None and self.commit.is_cancelled
 
     @property
     def closed_gate(self) -> Gate | None:
-        """The gate that it must still wait for, if there is one."""
+        """The gate that it still waits for, if any."""
         for gate in (self.gate, self.commit):
             if gate is not None and gate.remaining:
                 return gate
@@ -131,22 +134,22 @@ class Gated:
     @property
     def holds_others(self) -> bool:
         """Whether handlers of lower priority wait for this one."""
-        return bool(self._later)
+        return bool(self._lower_gates)
 
     @property
     def is_held(self) -> bool:
         """Whether it waits for handlers of higher priority."""
         return self.gate is not None and self.gate is not self.commit and self.gate.remaining > 0
 
-    def let_others_pass(self) -> None:
-        """Handlers of lower priority need not wait for this one any longer."""
-        later, self._later = self._later, ()
+    def release_lower(self) -> None:
+        """Let handlers of lower priority continue without this one."""
+        later, self._lower_gates = self._lower_gates, ()
         for gate in later:
-            gate.one_done()
+            gate.count_down()
 
     def done(self) -> None:
-        """This handler is done with it: success, failure, timeout and drop alike."""
-        self.let_others_pass()
+        """Mark it as finished by this handler: success, failure, timeout or drop."""
+        self.release_lower()
         if self._report is not None:
             self._report(self)
 
@@ -154,8 +157,8 @@ class Gated:
 class BoundedEventQueue:
     """The events that wait for one handler.
 
-    `sleepers` are workers with nothing to do, `waiting` are publishers with no room.
-    Only one of the two is ever non-empty.
+    `sleepers` are idle workers, `waiting` are publishers that wait for room. At most one of
+    the two is non-empty.
     """
 
     __slots__ = (
@@ -198,7 +201,7 @@ class BoundedEventQueue:
         self.sleepers: list[Waker] = []
         self.waiting: deque[Waiter] = deque()
         self.on_work: Callable[[], None] | None = None
-        """Asks for one more worker; `None` while there is none to ask for."""
+        """Starts one more worker; `None` if no more may be started."""
         adaptive = config.strategy is BackpressureStrategy.ADAPTIVE_RATE_LIMIT
         self.pace = Pace(clock) if adaptive else None
         self._room = 0 if adaptive else config.max_size
@@ -208,12 +211,12 @@ class BoundedEventQueue:
         self._on_low = config.on_low
         self._is_high = False
         self.alarm = self._high
-        """The size at which it is to say that it is high."""
+        """The size at which it reports its high-water mark."""
         self.fast_size = min(self._room, self.alarm - 1)
-        """Below this an event may simply be appended; never, if publishers are paced or one
-        of them is waiting."""
+        """Below this an event may be appended directly; 0 if publishers are paced or one of
+        them waits."""
         self.is_watched = False
-        """Whether `made_room` is to be told of every item that is taken."""
+        """Whether `made_room` must be called for every item that is taken."""
         self.has_gated = False
         """Whether it ever took an event whose handlers have different priorities."""
         self._held = 0
@@ -241,14 +244,14 @@ class BoundedEventQueue:
         return room < 0 or (room == 0 and self.strategy not in WAITING_STRATEGIES)
 
     def push(self, item: Event | Gated) -> None:
-        """Take one item, room or not, and see that somebody works on it."""
+        """Append one item, with or without room, and wake or start a worker."""
         if type(item) is Gated:
             self.has_gated = True
             if self._held:
-                item.let_others_pass()
+                item.release_lower()
         self.items.append(item)
         if self.waiting:
-            self._see_to_watch()
+            self._update_limits()
         if self.sleepers:
             self.wake_one()
         elif self.on_work is not None:
@@ -257,15 +260,15 @@ class BoundedEventQueue:
             self._cross(self._on_high, is_high=True)
 
     def wake_one(self) -> None:
-        """Wake a worker with nothing to do; on another thread raises, and nothing has changed."""
+        """Wake an idle worker; raises on another thread, and nothing has changed."""
         self.sleepers[-1].wake()
         self.sleepers.pop()
 
     def _cross(self, callback: Callable[[QueueLevel], object] | None, *, is_high: bool) -> None:
-        """It has filled up to the high mark, or emptied to the low one."""
+        """Report that it has reached its high-water or low-water mark."""
         self._is_high = is_high
         self.alarm = sys.maxsize if is_high else self._high
-        self._see_to_watch()
+        self._update_limits()
         if callback is None:
             return
         try:
@@ -278,28 +281,28 @@ class BoundedEventQueue:
                 traceback=error,
             )
 
-    def _see_to_watch(self) -> None:
-        """Bring up to date what the hot paths ask.
+    def _update_limits(self) -> None:
+        """Update what the hot paths check.
 
-        Who waits for room is told when there is some, not of each item that is taken then.
+        A waiting publisher is notified once there is room, not for each item taken then.
         """
         self.is_watched = self._is_high or (bool(self.waiting) and not self.has_room)
         self.fast_size = 0 if self.waiting else min(self._room, self.alarm - 1)
 
     def hold(self) -> None:
-        """A worker waits for an open circuit: nobody waits for what is queued behind it."""
+        """Release lower priorities from all queued events: a worker waits for a circuit."""
         self._held += 1
         if self.has_gated:
             for item in self.items:
                 if type(item) is Gated:
-                    item.let_others_pass()
+                    item.release_lower()
 
     def release(self) -> None:
-        """The wait is over: what comes from now on is waited for again."""
+        """End `hold`: lower priorities wait for events queued from now on."""
         self._held -= 1
 
     def drop_oldest(self) -> Undelivered:
-        """Let the oldest item fall out."""
+        """Drop the oldest item."""
         item = self.items.popleft()
         self.counts.dropped += 1
         if type(item) is Gated:
@@ -307,70 +310,70 @@ class BoundedEventQueue:
             item = item.event
         return Undelivered(item, self.name)
 
-    def join_line(self, waiter: Waiter) -> None:
-        """Have a publisher wait for room: from now on nobody may pass it."""
+    def add_waiter(self, waiter: Waiter) -> None:
+        """Add a publisher that waits for room; no other may overtake it."""
         self.waiting.append(waiter)
-        self._see_to_watch()
+        self._update_limits()
 
-    def leave_line(self, waiter: Waiter) -> None:
-        """Forget a publisher that waited, if it is still in line."""
+    def remove_waiter(self, waiter: Waiter) -> None:
+        """Remove a publisher that waited, if it still does."""
         if waiter in self.waiting:
             self.waiting.remove(waiter)
-        self._see_to_watch()
+        self._update_limits()
 
     def made_room(self) -> None:
-        """Say if it is low again, and tell the first waiting publisher, if it is its turn."""
+        """Report the low-water mark, and notify the first waiting publisher if it can admit."""
         if self._is_high and len(self.items) <= self._low:
             self._cross(self._on_low, is_high=False)
         if self.waiting:
-            self._see_to_watch()
-            if self.waiting[0].may_go():
-                self.waiting[0].turn.set()
+            self._update_limits()
+            if self.waiting[0].can_admit():
+                self.waiting[0].ready.set()
 
 
 @final
 class Waiter:
-    """A publisher in line for room in all the queues of one event."""
+    """A publisher that waits for room in all the queues of one event."""
 
-    __slots__ = ("_gave_up", "_queues", "turn")
+    __slots__ = ("_is_cancelled", "_queues", "ready")
 
     def __init__(self, queues: Sequence[BoundedEventQueue]) -> None:
-        # Joining all lines in one step gives all of them the same order of waiters, so
-        # the first of all waiters is first everywhere and no two wait for each other.
-        # Queues that drop or refuse have no line: nobody waits for them.
+        # Joining all queues in one step gives all of them the same order of waiters, so the
+        # first of all waiters is first everywhere and no two wait for each other. Queues that
+        # drop or refuse have no waiters.
         self._queues = [queue for queue in queues if queue.strategy in WAITING_STRATEGIES]
-        self._gave_up = False
-        self.turn = anyio.Event()
+        self._is_cancelled = False
+        self.ready = anyio.Event()
         for queue in self._queues:
-            queue.join_line(self)
+            queue.add_waiter(self)
 
-    def may_go(self) -> bool:
-        """Whether it is first in all its lines and there is room in all of them."""
+    def can_admit(self) -> bool:
+        """Whether it is first in all its queues and there is room in all of them."""
         return all(queue.waiting[0] is self and queue.has_room for queue in self._queues)
 
     async def wait(self) -> None:
-        """Return when it is its turn, or a queue went away; then `leave` without awaiting."""
-        while not self._gave_up and not self.may_go():
-            self.turn = anyio.Event()
-            await self.turn.wait()
+        """Wait until it can admit, or a queue is closed; then `leave` without awaiting."""
+        while not self._is_cancelled and not self.can_admit():
+            self.ready = anyio.Event()
+            await self.ready.wait()
 
     def leave(self) -> None:
-        """Step out of all lines, admitted or not, and let the next one look."""
+        """Leave all queues, admitted or not, and notify the next waiter."""
         for queue in self._queues:
-            queue.leave_line(self)
+            queue.remove_waiter(self)
         for queue in self._queues:
             queue.made_room()
 
-    def give_up(self) -> None:
-        """Send it away: its queue is being closed."""
-        self._gave_up = True
+    def cancel(self) -> None:
+        """Cancel the wait: its queue is being closed."""
+        self._is_cancelled = True
         self.leave()
-        self.turn.set()
+        self.ready.set()
 
 
 @final
 class Pace:
-    """Slows publishers by AIMD: halve the rate when nearly full, add to it when emptier."""
+    """Adaptive rate of publishers by AIMD: halved when nearly full, raised when emptier."""
 
     HIGH: Final = 0.8
     LOW: Final = 0.5
@@ -385,7 +388,7 @@ class Pace:
         self._next = 0.0
         self._changed = float("-inf")
         self.rate: float | None = None
-        """Admissions a second, or `None` while nobody is slowed."""
+        """Admissions a second, or `None` while publishers are not slowed."""
 
     @property
     def is_slowing(self) -> bool:
@@ -393,7 +396,7 @@ class Pace:
         return self.rate is not None
 
     def delay(self, fill: float) -> float:
-        """Seconds that the next publisher must wait, the queue being `fill` full."""
+        """Compute the seconds that the next publisher must wait; `fill` is from 0 to 1."""
         now = self._clock.now()
         self._adapt(fill, now)
         if self.rate is None:
@@ -402,7 +405,7 @@ class Pace:
         return self._next - now
 
     def _adapt(self, fill: float, now: float) -> None:
-        # One change per ten admissions: the queue must have time to answer.
+        # One change per ten admissions: the queue needs time to react.
         if self.rate is not None and now - self._changed < 10 / self.rate:
             return
         if fill >= self.HIGH:
@@ -415,7 +418,7 @@ class Pace:
 
 
 def refusing(queues: Sequence[BoundedEventQueue]) -> BoundedEventQueue | None:
-    """The first full queue that refuses new events, if any."""
+    """Find the first full queue that rejects new events, if any."""
     for queue in queues:
         if queue.strategy is BackpressureStrategy.REJECT_NEW and not queue.has_room:
             return queue
@@ -423,7 +426,7 @@ def refusing(queues: Sequence[BoundedEventQueue]) -> BoundedEventQueue | None:
 
 
 def must_wait(queues: Sequence[BoundedEventQueue]) -> bool:
-    """Whether an event would have to wait for room, or behind others who wait."""
+    """Whether an event would have to wait for room, or behind other waiters."""
     return any(queue.waiting or queue.must_block for queue in queues)
 
 
@@ -465,16 +468,16 @@ def admit(
 def gate_by_priority(
     event: Event, priorities: Sequence[int], commit: Gate | None = None
 ) -> list[Gated]:
-    """Items for queues of these priorities (highest first) that open one after another.
+    """Make items for queues of these priorities (highest first) that open one after another.
 
     With `commit`, the first of them open when it does.
     """
     gates: dict[int, Gate] = {}
-    for place, priority in enumerate(priorities):
+    for index, priority in enumerate(priorities):
         if priority != priorities[0]:
             # A gate counts every handler before it, not just those of the group above: a
             # drop in that group must not let this one overtake a group still higher up.
-            gates.setdefault(priority, Gate(place))
+            gates.setdefault(priority, Gate(index))
     return [
         Gated(
             event,
@@ -484,3 +487,80 @@ def gate_by_priority(
         )
         for priority in priorities
     ]
+
+
+async def admit_event(
+    event: Event,
+    plan: EventPlan,
+    replan: Callable[[], EventPlan],
+    clock: Clock,
+    *,
+    may_wait: bool,
+    commit: Gate | None = None,
+    outcomes: Outcomes | None = None,
+) -> PublishReceipt:
+    """Put `event` into all its queues, by each full queue's strategy.
+
+    Args:
+        event: The event.
+        plan: Its queues.
+        replan: Makes the plan again after every wait, as handlers may have changed and the
+            bus may have stopped.
+        clock: For queues that slow their publishers.
+        may_wait: False on a lane: then queues overflow instead of blocking, as a handler
+            that waited for its own queue would wait for ever.
+        commit: If given, workers wait for this gate: until the journal has the event.
+        outcomes: If given, collects the outcome of each handler.
+
+    Raises:
+        QueueFullError: It may not wait, and the overflow is used up too.
+        BusClosedError: The bus stopped while it waited.
+    """
+    try:
+        if may_wait:
+            delay = _pace(plan)
+            if delay > 0:
+                await clock.sleep(delay)
+                plan = replan()
+        while may_wait and must_wait(plan.queues) and refusing(plan.queues) is None:
+            waiter = Waiter(plan.queues)
+            try:
+                await waiter.wait()
+                plan, waited_for = replan(), plan
+                if plan.queues == waited_for.queues:
+                    return _admit_or_reject(event, plan, commit, outcomes)
+            finally:
+                waiter.leave()
+        if not may_wait and refusing(plan.queues) is None:
+            check_overflow(plan.queues)
+    except BaseException:
+        plan.counts.rejected += 1  # cancelled, full or closed: nothing was published
+        raise
+    return _admit_or_reject(event, plan, commit, outcomes)
+
+
+def _admit_or_reject(
+    event: Event, plan: EventPlan, commit: Gate | None, outcomes: Outcomes | None
+) -> PublishReceipt:
+    full = refusing(plan.queues)
+    if full is not None:
+        plan.counts.rejected += 1
+        reason = f"the queue of {full.name} is full ({full.max_size} events)"
+        return PublishReceipt(PublishStatus.REJECTED, reason=reason)
+    plan.count_admitted()
+    dropped = admit(plan.queues, plan.items(event, commit, outcomes))
+    if not dropped:
+        return plan.receipt
+    return PublishReceipt(PublishStatus.DROPPED, handlers=plan.receipt.handlers, dropped=dropped)
+
+
+def _pace(plan: EventPlan) -> float:
+    """Compute the seconds that the queues make this publisher wait."""
+    return max(
+        (
+            queue.pace.delay(len(queue.items) / queue.max_size)
+            for queue in plan.queues
+            if queue.pace is not None
+        ),
+        default=0.0,
+    )

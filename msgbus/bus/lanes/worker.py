@@ -1,7 +1,7 @@
-"""The workers of a lane: one takes single events, the other takes lists.
+"""Workers of a lane: one for single events, one for lists.
 
-A worker handles up to `batch_size` events, then gives the other tasks a turn. With nothing
-to do it sleeps; it is woken by the publish that brings it work.
+A worker handles up to `batch_size` events, then yields to other tasks. While the queue is
+empty it sleeps; the next publish wakes it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from collections.abc import Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast, final
 
-from msgbus.bus.context import (
-    EventFrame,
-    Frame,
-    ListFrame,
-    RetriedFrame,
-    current_frame,
-    frame_about,
-)
 from msgbus.bus.lanes.queue import Gated
 from msgbus.handlers.filters import passes
+from msgbus.messages.frame import (
+    BatchFrame,
+    EventFrame,
+    Frame,
+    RetriedFrame,
+    current_frame,
+    frame_handling,
+)
+from msgbus.messages.message import ids_of
 from msgbus.middleware.chain import not_awaited
-from msgbus.telemetry.logging import ids_of, log
+from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations
 
@@ -35,9 +36,9 @@ set_frame = current_frame.set
 
 
 class Worker:
-    """Takes events one by one."""
+    """Worker that handles events one by one."""
 
-    __slots__ = ("_lane", "_runtime", "_waker", "at_gate", "cut_off", "gated", "in_hand", "task")
+    __slots__ = ("_lane", "_runtime", "_waker", "at_gate", "gated", "in_flight", "lost", "task")
 
     task: Task
 
@@ -45,32 +46,32 @@ class Worker:
         self._lane = lane
         self._runtime = runtime
         self._waker = runtime.waker()
-        self.in_hand = 0
+        self.in_flight = 0
         """Events taken from the queue and not finished."""
-        self.cut_off = 0
-        """Events that it lost when its task was cancelled by others than the bus."""
+        self.lost = 0
+        """Events in flight when its task was cancelled by others than the bus."""
         self.at_gate: Gated | None = None
-        """What it cannot handle before others of higher priority have."""
+        """The event that waits for handlers of higher priority, or for the journal."""
         self.gated: Sequence[Gated] = ()
-        """What it has in hand that others may be waiting for."""
+        """Events in flight that others may wait for."""
 
     async def run(self) -> None:
-        """Work until the lane is closed."""
+        """Handle events until the lane is closed."""
         lane = self._lane
         items = lane.queue.items
         try:
-            while not lane.is_dead:
+            while not lane.is_aborted:
                 if items and not lane.is_paused:
-                    await self.take_turn()
+                    await self.handle_batch()
                     if items:
                         await self._runtime.checkpoint()
                 elif lane.is_closing and not items:
                     return
                 else:
                     lane.queue.sleepers.append(self._waker)
-                    lane.host.work_ended()
+                    lane.host.notify_idle_waiters()
                     if items and not lane.is_paused:
-                        # Another thread has appended it and seen nobody to be woken.
+                        # Another thread appended it and found no worker to wake.
                         lane.queue.sleepers.remove(self._waker)
                         continue
                     await self._waker.wait()
@@ -79,7 +80,7 @@ class Worker:
                 lane.queue.sleepers.remove(self._waker)
             lane.worker_ended(self)
 
-    async def take_turn(self) -> None:  # noqa: C901, PLR0912, PLR0915 (the hot path)
+    async def handle_batch(self) -> None:  # noqa: C901, PLR0912, PLR0915 (the hot path)
         """Handle up to `batch_size` events."""
         lane = self._lane
         queue = lane.queue
@@ -96,7 +97,7 @@ class Worker:
             if not items or lane.is_paused:
                 return
             event = items.popleft()
-            self.in_hand = 1
+            self.in_flight = 1
             if queue.is_watched:
                 queue.made_room()
             gated = None
@@ -104,8 +105,8 @@ class Worker:
             if type(event) is Gated:
                 gated, event = event, event.event
                 await self._pass_gate(gated)
-                if gated.is_void:
-                    self.in_hand = 0
+                if gated.is_cancelled:
+                    self.in_flight = 0
                     gated.done()
                     continue
                 began = now()
@@ -119,7 +120,7 @@ class Worker:
             set_frame(frame)
             try:
                 if predicate is not None and not await passes(predicate, event):
-                    if not lane.is_dead:
+                    if not lane.is_aborted:
                         counts.filtered += 1
                     if gated is not None:
                         gated.is_filtered = True
@@ -139,12 +140,12 @@ class Worker:
                     gated.error = error
                 self._interrupted(event, error, 1)
             finally:
-                self.in_hand = 0
+                self.in_flight = 0
                 if gated is not None:
                     self.gated = ()
                     gated.is_handled = gated.error is None
                     gated.done()
-            if lane.is_dead:
+            if lane.is_aborted:
                 return
             ended = now()
             counts.recent.append(ended - began)
@@ -157,14 +158,14 @@ class Worker:
                 await gate.wait()
         except BaseException:
             self._abandon(1)
-            self.in_hand = 0
+            self.in_flight = 0
             gated.done()
             raise
         finally:
             self.at_gate = None
 
     def _interrupted(self, message: Any, error: BaseException, count: int) -> None:
-        """A handler was cancelled: by itself, which fails its event, or with this worker."""
+        """Handle a cancellation: of the handler alone, which fails its event, or of the worker."""
         lane = self._lane
         if not self._runtime.is_ending(error):
             lane.failed(message, error, count)
@@ -173,18 +174,18 @@ class Worker:
         raise error
 
     def _abandon(self, count: int) -> None:
-        if not self._lane.is_dead:
+        if not self._lane.is_aborted:
             self._lane.queue.counts.abandoned += count
-            self.cut_off += count
+            self.lost += count
 
 
 @final
 class ListWorker(Worker):
-    """Takes lists of events, for handlers registered with `batch=True`."""
+    """Worker that handles lists of events, for handlers registered with `batch=True`."""
 
     __slots__ = ("_errors", "_filtered")
 
-    async def take_turn(self) -> None:
+    async def handle_batch(self) -> None:
         """Handle one list of up to `batch_size` events."""
         lane = self._lane
         counts = lane.queue.counts
@@ -198,32 +199,32 @@ class ListWorker(Worker):
             if lane.queue.has_gated:
                 self.gated = [item for item in taken if type(item) is Gated]
             if events:
-                await self._try_list(events)
-            self._say_what_became_of(taken, all_tried=not lane.is_dead)
+                await self._handle_list(events)
+            self._report_outcomes(taken, all_attempted=not lane.is_aborted)
         except BaseException:
-            self._say_what_became_of(taken, all_tried=False)
+            self._report_outcomes(taken, all_attempted=False)
             raise
         finally:
-            self.in_hand = 0
+            self.in_flight = 0
             self.gated = ()
-        if events and not lane.is_dead:
+        if events and not lane.is_aborted:
             counts.lists += 1
             counts.recent.append(lane.host.clock.now() - began)
             if len(counts.recent) >= FOLD_AT:
                 counts.fold()
 
-    def _say_what_became_of(self, taken: list[Event | Gated], *, all_tried: bool) -> None:
+    def _report_outcomes(self, taken: list[Event | Gated], *, all_attempted: bool) -> None:
         if not self._lane.queue.has_gated:
             return
         for item in taken:
             if type(item) is Gated:
                 item.error = self._errors.get(id(item.event))
                 item.is_filtered = id(item.event) in self._filtered
-                item.is_handled = all_tried and item.error is None
+                item.is_handled = all_attempted and item.error is None
                 item.done()
 
     async def _collect(self, taken: list[Event | Gated]) -> None:
-        """Take what is there, and linger for more if configured."""
+        """Take queued events, and linger for more if configured."""
         lane = self._lane
         queue = lane.queue
         until = lane.host.clock.now() + queue.linger
@@ -232,21 +233,21 @@ class ListWorker(Worker):
                 return
             left = until - lane.host.clock.now()
             full = len(taken) >= queue.batch_size
-            in_haste = lane.host.hurry or lane.is_closing or lane.is_paused
-            if full or left <= 0 or in_haste:
+            no_linger = lane.host.is_settling or lane.is_closing or lane.is_paused
+            if full or left <= 0 or no_linger:
                 return
             await self._linger(left, taken)
 
     async def _take_open(self, taken: list[Event | Gated]) -> bool:
         """Take events up to the first that is behind a gate; false if there is one.
 
-        A gate that waits for the journal is waited for: it opens soon.
+        The gate of a commit is waited for: it opens soon.
         """
         queue = self._lane.queue
         if not queue.has_gated and not self._lane.is_paused:
             count = min(len(queue.items), queue.batch_size - len(taken))
             taken += [queue.items.popleft() for _ in range(count)]
-            self.in_hand += count
+            self.in_flight += count
             queue.made_room()
             return True
         while queue.items and len(taken) < queue.batch_size and not self._lane.is_paused:
@@ -263,11 +264,11 @@ class ListWorker(Worker):
                 continue
             queue.items.popleft()
             queue.made_room()
-            if type(head) is Gated and head.is_void:
+            if type(head) is Gated and head.is_cancelled:
                 head.done()
                 continue
             taken.append(head)
-            self.in_hand += 1
+            self.in_flight += 1
         return True
 
     async def _linger(self, seconds: float, taken: list[Event | Gated]) -> None:
@@ -284,7 +285,7 @@ class ListWorker(Worker):
                 sleepers.remove(self._waker)
 
     async def _wanted(self, taken: list[Event | Gated]) -> list[Event]:
-        """The events that the handler's own filter lets through."""
+        """Apply the handler's own filter; return the events that pass."""
         lane = self._lane
         events = cast("list[Event]", taken)
         if lane.queue.has_gated:
@@ -300,22 +301,22 @@ class ListWorker(Worker):
                 self._finish(0, [event], error)
                 continue
             except BaseException:
-                self._abandon(self.in_hand)
+                self._abandon(self.in_flight)
                 raise
             if passed:
                 wanted.append(event)
                 continue
             self._filtered.add(id(event))
-            if not lane.is_dead:
+            if not lane.is_aborted:
                 lane.queue.counts.filtered += 1
-                self.in_hand -= 1
+                self.in_flight -= 1
         return wanted
 
-    async def _try_list(self, events: list[Event]) -> None:
-        """The whole list, once more whole, then event by event, to find the bad one."""
+    async def _handle_list(self, events: list[Event]) -> None:
+        """Deliver the list; if it fails, retry it once, then deliver each event alone."""
         lane = self._lane
         error = await self._call(events, 1)
-        if error is not None and not lane.is_dead and not lane.is_retried:
+        if error is not None and not lane.is_aborted and not lane.is_retried:
             self._log_retry(events, error)
             error = await self._call(events, 2)
         if error is None:
@@ -324,19 +325,19 @@ class ListWorker(Worker):
         if len(events) == 1:
             self._finish(0, events, error)
             return
-        if not lane.is_dead:
+        if not lane.is_aborted:
             self._log_retry(events, error)
         for event in events:
-            if lane.is_dead:
+            if lane.is_aborted:
                 return
             error = await self._call([event], 3)
             self._finish(1 if error is None else 0, [event] if error else [], error)
 
     def _log_retry(self, events: list[Event], error: BaseException) -> None:
-        frame = frame_about(events[0])
+        frame = frame_handling(events[0])
         log.warning(
             "batch_retried",
-            bus=self._lane.bus.config.name,
+            bus=self._lane.host.config.name,
             handler=self._lane.name,
             **ids_of(events[0]),
             count=len(events),
@@ -346,11 +347,11 @@ class ListWorker(Worker):
         )
 
     def _finish(self, handled: int, failed: list[Event], error: BaseException | None) -> None:
-        """Count events that this worker is done with."""
+        """Count events that are finished."""
         lane = self._lane
-        if lane.is_dead:
+        if lane.is_aborted:
             return
-        self.in_hand -= handled + len(failed)
+        self.in_flight -= handled + len(failed)
         lane.queue.counts.handled_in_lists += handled
         for event in failed:
             lane.queue.counts.failed_in_lists += 1
@@ -359,17 +360,17 @@ class ListWorker(Worker):
                 lane.failed(event, error, 1)
 
     async def _call(self, events: list[Event], attempt: int) -> BaseException | None:
-        """Call the handler; the error it failed with, if it did."""
+        """Call the handler; return its error, if it failed."""
         lane = self._lane
         invoke = lane.invoke
         assert invoke is not None  # noqa: S101 (workers are made only after `open`)
         if attempt > 1:
             lane.queue.counts.retried += len(events)
-        frame = ListFrame(events, lane, attempt)
+        frame = BatchFrame(events, lane, attempt)
         set_frame(frame)
         try:
-            # A copy: a handler that works its list off must neither spoil the counts nor
-            # leave the next attempt without events.
+            # A copy: a handler that empties its list must neither change the counts nor leave
+            # the next attempt without events.
             value = await invoke(events.copy())
             if value is not None and type(value) is CoroutineType:
                 value.close()
@@ -380,7 +381,7 @@ class ListWorker(Worker):
             return error
         except BaseException as error:
             if self._runtime.is_ending(error):
-                self._abandon(self.in_hand)
+                self._abandon(self.in_flight)
                 raise
             return error
         return None

@@ -1,11 +1,11 @@
-"""Circles: messages that cause each other without end.
+"""Depth of causation: detects messages that cause each other without end.
 
 Each message that a handler sends is one deeper than the one being handled. The depth is an int
-in the frame of the handling; from one frame to the next it goes with the message, also to
-another bus of the process. It is never stored, and what waits for its time begins anew: a
-handler that publishes its next turn with a delay is a clock.
+in the frame of the handling, and goes with the message to the next frame, also on another bus of
+the process. It is never stored. A delayed event begins at 0: a handler that publishes its next
+event with a delay is a timer, not a circle.
 
-Which types there are on the way is noted only for what is very deep.
+The types of a chain are collected only for very deep messages.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from msgbus.messages.message import Message, metadata_of
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
-    from msgbus.bus.context import Frame
+    from msgbus.messages.frame import Frame
 
 WATCHED_FROM: Final = 100
-"""The depth from which types are noted."""
+"""The depth from which types are collected."""
 
 SHOWN: Final = 20
-"""So many types are noted; when they have been, the circle is told of."""
+"""Number of types that are collected; then the circle is logged."""
 
 CALLS: Final = 10
-"""Commands that must have called each other for a `RecursionError` to be their doing."""
+"""Nested commands from which a `RecursionError` is reported as a `MessageDepthError`."""
 
 
 @final
 class DepthWatch:
-    """Looks at how deep the messages of one bus are."""
+    """Checks how deep the messages of one bus are."""
 
     def __init__(self, bus: str, max_depth: int | None) -> None:
         self._bus = bus
@@ -39,10 +39,10 @@ class DepthWatch:
         self._noted_from = WATCHED_FROM
         if max_depth is not None:
             self._noted_from = min(WATCHED_FROM, max(max_depth - SHOWN, 0))
-        self._told: set[frozenset[str]] = set()
+        self._logged: set[frozenset[str]] = set()
 
     def sent(self, message: Message, outer: Frame) -> int:
-        """Note that `message` is sent while `outer` is being handled, and how deep that is.
+        """Set and return the depth of `message`, sent while `outer` is being handled.
 
         Raises:
             MessageDepthError: It is deeper than this bus allows.
@@ -52,20 +52,20 @@ class DepthWatch:
         if depth > self._noted_from:
             above = metadata_of(outer.message).chain
             meta.chain = (*above[1 - SHOWN :], type(message).__name__)
-            self._judge(meta.chain, depth)
+            self._check(meta.chain, depth)
         return depth
 
-    def _judge(self, chain: tuple[str, ...], depth: int) -> None:
+    def _check(self, chain: tuple[str, ...], depth: int) -> None:
         if self._max_depth is not None and depth > self._max_depth:
             raise MessageDepthError(chain, depth=depth, max_depth=self._max_depth)
-        if depth == WATCHED_FROM + SHOWN and frozenset(chain) not in self._told:
-            self._told.add(frozenset(chain))
+        if depth == WATCHED_FROM + SHOWN and frozenset(chain) not in self._logged:
+            self._logged.add(frozenset(chain))
             shown = MessageDepthError.show(chain)
             log.warning("message_circle", bus=self._bus, depth=depth, chain=shown)
 
 
 def called_too_deep(frame: Frame, error: RecursionError) -> RecursionError:
-    """What a command failed with that reached Python's limit of nested calls.
+    """Get the error of a command that reached Python's limit of nested calls.
 
     Each command on the way up gets the same error, without the traceback of those below.
     """

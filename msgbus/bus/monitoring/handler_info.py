@@ -1,4 +1,4 @@
-"""The public list of handlers: what is registered, where, and how it is called."""
+"""`HandlerInfo`: what is registered, where, and how it is called."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, final
 from msgbus.handlers.signatures import location_of
 
 if TYPE_CHECKING:
-    from msgbus.bus.bus_state import BusCore
-    from msgbus.bus.session import BusSession
+    from msgbus.bus.bus_state import BusState
+    from msgbus.bus.session import SessionState
     from msgbus.handlers.delivery import Mode
     from msgbus.handlers.registration import Registration
     from msgbus.messages.message import Message
@@ -57,7 +57,7 @@ class HandlerInfo:
     """Whether it is given lists of events."""
 
     timeout: float | None
-    """Seconds that one attempt may take, as said when it was registered."""
+    """Seconds that one attempt may take, as given at registration."""
 
     mode: Mode | None
     """How it shares the journal with other processes; `None` if it is called in memory."""
@@ -66,7 +66,7 @@ class HandlerInfo:
     """Its name in the journal; `None` if it is called in memory."""
 
     policy: str | None
-    """What a `ResilientMessageBus` does around it, in words; `None` on a plain bus."""
+    """The policy of a `ResilientMessageBus`, as text; `None` on a plain bus."""
 
     @property
     def target(self) -> str:
@@ -75,7 +75,7 @@ class HandlerInfo:
 
     @property
     def is_durable(self) -> bool:
-        """Whether it reads the journal, and goes on where it was after a restart."""
+        """Whether it reads the journal, and resumes at its cursor after a restart."""
         return self.mode is not None
 
     def __repr__(self) -> str:
@@ -91,39 +91,39 @@ class HandlerInfo:
         return f"<HandlerInfo {', '.join(words)}>"
 
 
-def all_handlers(core: BusCore) -> tuple[HandlerInfo, ...]:
-    """The handlers of the bus and of its live sessions."""
+def all_handlers(state: BusState) -> tuple[HandlerInfo, ...]:
+    """List the handlers of the bus and of its live sessions."""
     return tuple(
-        _info(core, registration, None if session_id is None else core.sessions.get(session_id))
-        for session_id, registration in core.registry.registrations()
+        _info(state, registration, None if session_id is None else state.sessions.get(session_id))
+        for session_id, registration in state.registry.registrations()
     )
 
 
 def session_handlers(
-    core: BusCore, session: BusSession, *, inherited: bool
+    state: BusState, session: SessionState, *, inherited: bool
 ) -> tuple[HandlerInfo, ...]:
-    """The handlers of a session; with those of its bus that get its messages if `inherited`."""
-    registered = list(core.registry.registrations())
+    """List the handlers of a session; with `inherited`, those of its bus that it uses too."""
+    registered = list(state.registry.registrations())
     session_id = session.session_id
-    own = [_info(core, one, session) for owner, one in registered if owner == session_id]
+    own = [_info(state, one, session) for owner, one in registered if owner == session_id]
     if not inherited:
         return tuple(own)
-    find = core.registry.command_handler
+    find = state.registry.command_handler
     others = [
-        _info(core, one, None)
+        _info(state, one, None)
         for owner, one in registered
         if owner is None and (not one.is_command or find(one.message_type, session_id) is one)
     ]
     return (*own, *others)
 
 
-def _info(core: BusCore, registration: Registration, session: BusSession | None) -> HandlerInfo:
+def _info(state: BusState, registration: Registration, session: SessionState | None) -> HandlerInfo:
     module, line = location_of(registration.handler)
-    providers = core.providers if session is None else session.providers
+    providers = state.providers if session is None else session.providers
     made: Literal["once", "per message"] | None = None
     if registration.source is not None:
-        made = "once" if providers.makes_once(registration.source) else "per message"
-    durability = core.durability
+        made = "once" if providers.is_singleton(registration.source) else "per message"
+    durability = state.durability
     durable = None if durability is None else durability.subscribers.of(registration)
     pattern = registration.pattern
     return HandlerInfo(
@@ -142,5 +142,5 @@ def _info(core: BusCore, registration: Registration, session: BusSession | None)
         timeout=registration.timeout,
         mode=None if durable is None else durable.config.mode,
         subscription=None if durable is None else durable.name,
-        policy=core.bus.policy_in_words(registration),
+        policy=state.assembly.describe(registration),
     )

@@ -1,8 +1,8 @@
-"""Name the handler that blocks the event loop.
+"""Detect a handler that blocks the event loop.
 
-A thread asks the loop for an answer now and then. If none comes for too long, the thread looks
-where the loop's own thread stands. The hot paths do nothing for this: who is at work is read from
-the stack.
+A thread schedules a callback on the loop at intervals. If it does not run in time, the thread
+reads the stack of the loop's own thread, and finds the handler there. The hot paths do nothing
+for this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 
-from msgbus.bus.context import Frame
+from msgbus.messages.frame import Frame
 from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.tracebacks import is_of_msgbus, redacted_stack
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from msgbus.runtime.event_loop import Runtime, Task
 
 _JOIN_TIMEOUT: Final = 1.0
-"""Seconds to wait for the thread to end: its log handler might wait for this very loop."""
+"""Seconds to wait for the thread to end: its log handler might wait for this loop."""
 
 
 class _Block(NamedTuple):
-    """A handler that blocks the loop, and where it stands."""
+    """A handler that blocks the loop, and its stack."""
 
     handler: str
     message_type: str
@@ -42,7 +42,7 @@ class LoopWatch:
     The thread begins once the bus has run for a while, so that short-lived buses do not pay for
     it. It ends with `stop`, with the loop, or with the bus, whatever comes first.
 
-    A process that was suspended, or could not run the thread either, blames nobody.
+    If the thread itself could not run, as in a suspended process, nothing is logged.
 
     Args:
         bus: Only its handlers are named.
@@ -51,7 +51,7 @@ class LoopWatch:
     """
 
     def __init__(self, bus: MessageBus, runtime: Runtime, limit: float) -> None:
-        # Weak: a bus that is given up without `stop` can be collected.
+        # Weak: a bus that is dropped without `stop` can be collected.
         self._bus = weakref.ref(bus)
         self._name = bus.config.name
         self._runtime = runtime
@@ -88,13 +88,13 @@ class LoopWatch:
                 self._end_block(self._answered_at)
                 is_loop_there = self._ask()
             elif now - before > self._pause + self._limit / 2:
-                self._asked_at = now  # this thread could not run either: begin anew
+                self._asked_at = now  # this thread could not run either: start over
             elif self._block is None and now - self._asked_at >= self._limit:
                 self._look(now)
         self._end_block(monotonic())
 
     def _ask(self) -> bool:
-        """Ask the loop for an answer; false if the loop has ended."""
+        """Schedule the callback on the loop; false if the loop has ended."""
         self._answered_at = None
         self._asked_at = monotonic()
         return self._runtime.call_soon(self._answer)
@@ -103,7 +103,7 @@ class LoopWatch:
         self._answered_at = monotonic()
 
     def _look(self, now: float) -> None:
-        """Log who blocks the loop, if it is a handler of this bus."""
+        """Log the handler that blocks the loop, if it is one of this bus."""
         block = self._find()
         if block is None or self._answered_at is not None:
             return
@@ -139,7 +139,7 @@ class LoopWatch:
             handling = _handled_by(call)
             if handling is not None:
                 if handling.owner.bus is not self._bus():
-                    return None  # that bus has a watch of its own
+                    return None  # that bus has its own watch
                 stack = redacted_stack(calls[::-1])
                 return _Block(handling.owner.name, type(handling.message).__name__, stack)
             call = call.f_back
@@ -155,9 +155,9 @@ def watch_loop(bus: MessageBus, runtime: Runtime) -> LoopWatch | None:
 
 
 def _handled_by(call: FrameType) -> Frame | None:
-    """The message that a function of msgbus handles, if it is one that calls handlers.
+    """Get the frame of a function of msgbus that calls handlers.
 
-    All of them keep it in a variable of the same name.
+    All of them have it in a variable of the same name.
     """
     if not is_of_msgbus(call.f_code.co_filename):
         return None

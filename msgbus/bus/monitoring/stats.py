@@ -1,4 +1,4 @@
-"""A bus's counters at one moment, put together on request."""
+"""Snapshot of the counters of a bus."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from msgbus.telemetry.stats import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.bus_state import BusState
     from msgbus.bus.lanes.lane import Lane
 
 
-def snapshot(core: BusCore, *, scheduled: int, dead_letters: int) -> BusStats:
-    """Everything the bus counts."""
-    registered = list(core.registry.registrations())
-    core.settle_accounts()
-    durable = None if core.durability is None else core.durability.stats()
+def snapshot(state: BusState, *, scheduled: int, dead_letters: int) -> BusStats:
+    """Take a snapshot of all counters."""
+    registered = list(state.registry.registrations())
+    state.flush_counts()
+    durable = None if state.durability is None else state.durability.stats()
     return BusStats(
-        name=core.config.name,
-        state=core.phase.value,
-        timestamp=core.clock.time(),
-        commands=_commands(core),
-        handlers=_handlers(core),
+        name=state.config.name,
+        state=state.phase.value,
+        timestamp=state.clock.time(),
+        commands=_commands(state),
+        handlers=_handlers(state),
         events={
             name: EventTypeStats(
                 message_type=name,
@@ -39,10 +39,10 @@ def snapshot(core: BusCore, *, scheduled: int, dead_letters: int) -> BusStats:
                 filtered=counts.filtered,
                 rejected=counts.rejected,
             )
-            for name, counts in core.ledger.events.items()
+            for name, counts in state.counters.events.items()
             if counts.published
         },
-        active_sessions=len(core.sessions),
+        active_sessions=len(state.sessions),
         registered_handlers=len(registered),
         scheduled=scheduled,
         dead_letters=dead_letters,
@@ -52,7 +52,7 @@ def snapshot(core: BusCore, *, scheduled: int, dead_letters: int) -> BusStats:
 
 
 def _names(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """A name for each handler; one that handles several types has the type in it."""
+    """Name each handler; with the message type if it handles several."""
     keys = list(keys)
     uses = Counter(handler for handler, _ in keys)
     return {
@@ -61,10 +61,10 @@ def _names(keys: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
     }
 
 
-def _commands(core: BusCore) -> dict[str, CommandHandlerStats]:
-    names = _names(core.ledger.commands)
+def _commands(state: BusState) -> dict[str, CommandHandlerStats]:
+    names = _names(state.counters.commands)
     stats: dict[str, CommandHandlerStats] = {}
-    for key, counts in core.ledger.commands.items():
+    for key, counts in state.counters.commands.items():
         finished, seconds, buckets = counts.read()
         stats[names[key]] = CommandHandlerStats(
             handler=key[0],
@@ -81,14 +81,14 @@ def _commands(core: BusCore) -> dict[str, CommandHandlerStats]:
     return stats
 
 
-def _handlers(core: BusCore) -> dict[str, EventHandlerStats]:
+def _handlers(state: BusState) -> dict[str, EventHandlerStats]:
     live: dict[tuple[str, str], list[Lane]] = {}
-    for lane in core.lanes.values():
-        key = lane.registration.row(in_session=lane.session_id is not None)
+    for lane in state.lanes.values():
+        key = lane.registration.stats_key(in_session=lane.session_id is not None)
         live.setdefault(key, []).append(lane)
-    names = _names(core.ledger.lanes)
+    names = _names(state.counters.lanes)
     stats: dict[str, EventHandlerStats] = {}
-    for key, counts in core.ledger.lanes.items():
+    for key, counts in state.counters.lanes.items():
         lanes = live.get(key, [])
         finished, seconds, buckets = counts.read()
         stats[names[key]] = EventHandlerStats(
@@ -102,7 +102,7 @@ def _handlers(core: BusCore) -> dict[str, EventHandlerStats]:
             overflowed=counts.overflowed,
             retried=counts.retried,
             queued=sum(len(lane.queue.items) for lane in lanes),
-            running=sum(lane.in_hand for lane in lanes),
+            running=sum(lane.in_flight for lane in lanes),
             backpressure=any(lane.queue.is_backpressured for lane in lanes),
             seconds=seconds,
             buckets=tuple(buckets),
