@@ -1,4 +1,4 @@
-"""What every store of dead letters must do, as checks that you can run on yours.
+"""Conformance checks of dead-letter stores, for msgbus's own and for yours.
 
 Each check is an async function that takes a function which makes a new, empty store:
 
@@ -14,41 +14,142 @@ They raise `AssertionError`, and run on asyncio and on trio.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from msgbus.errors import LetterStateError
+from msgbus.errors import DeadLetterStoreError, LetterStateError
+from msgbus.messages.message import Event, set_meta
+from msgbus.messages.metadata import Metadata
 from msgbus.resilience import claims
 from msgbus.resilience.claims import Claim
-from msgbus.resilience.letters import LetterStatus
+from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, letter_about
 from msgbus.resilience.stores import (
     ANY,
+    DeadLetterStore,
     LetterFilter,
+    Notice,
+    Overflow,
     Record,
     Settlement,
+    claimed,
     discarded,
     edited,
     settled,
 )
-from msgbus.testing.full_stores import FULL_CHECKS
-from msgbus.testing.letters import (
-    ELSEWHERE,
-    MONDAY,
-    AlsoChecked,
-    Check,
-    Checked,
-    MakeStore,
-    add,
-    claim,
-    everything,
-    letter,
-    opened,
-    raises,
-)
 
-__all__ = ["CHECKS", "Check", "MakeStore"]
+E = TypeVar("E", bound=BaseException)
+
+
+class MakeStore(Protocol):
+    """Makes a new, empty store."""
+
+    def __call__(self, **options: Any) -> DeadLetterStore:
+        """With `max_size` and `overflow`, if given."""
+        ...
+
+
+Check: TypeAlias = Callable[[MakeStore], Awaitable[None]]
+
+MONDAY: Final = datetime(2026, 3, 2, 9, tzinfo=UTC)
+
+
+class Checked(Event, name="msgbus.testing.Checked", version=3):
+    """The message of the letters of the checks."""
+
+    number: int = 0
+
+
+class AlsoChecked(Event, name="msgbus.testing.AlsoChecked"):
+    """A message of another type."""
+
+
+def letter(
+    number: int = 0,
+    *,
+    message: Event | None = None,
+    handler: str = "handler",
+    error: Exception | None = None,
+    attempts: int = 3,
+    minute: int = 0,
+    answered: bool = False,
+    session_id: str | None = None,
+    scope: str | None = None,
+    target: str = "msgbus.testing.Checked",
+) -> DeadLetterEntry:
+    """Make a letter about a new message, unless one is given."""
+    if message is None:
+        message = Checked(number=number)
+    meta = Metadata(session_id=session_id, headers={"tenant": "acme"}, topic="a.topic")
+    if message.headers != {"tenant": "acme"}:
+        set_meta(message, meta)
+    died = MONDAY + timedelta(minutes=minute, microseconds=123_457)
+    return letter_about(
+        message,
+        handler=handler,
+        error=ConnectionError("down") if error is None else error,
+        attempts=attempts,
+        first_attempt=died - timedelta(seconds=30),
+        last_attempt=died,
+        reason="retries exhausted",
+        answered=answered,
+        scope=scope,
+        target=target,
+    )
+
+
+@asynccontextmanager
+async def opened(make: MakeStore, **options: Any) -> AsyncGenerator[DeadLetterStore]:
+    """A new store, closed at the end."""
+    store = make(**options)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def add(store: DeadLetterStore, *letters: DeadLetterEntry) -> None:
+    """Add letters, and wait until they are stored."""
+    for one in letters:
+        assert store.add(one) is None
+    await store.flush()
+
+
+async def everything(
+    store: DeadLetterStore, which: LetterFilter = ANY, limit: int = 2
+) -> list[DeadLetterEntry]:
+    """Fetch all letters that match, by pages of `limit`."""
+    found: list[DeadLetterEntry] = []
+    cursor: str | None = None
+    while True:
+        page = await store.page(which, after=cursor, limit=limit)
+        assert len(page.letters) <= limit
+        found += page.letters
+        cursor = page.cursor
+        if cursor is None:
+            return found
+
+
+def claim(entry: DeadLetterEntry, owner: str, now: float = 0.0) -> Callable[[Record], Record]:
+    """Make the step by which an owner claims a letter."""
+    return lambda record: claimed(record, Claim(entry.letter_id, owner, now))
+
+
+ELSEWHERE: Final = "another machine|1|1|x"
+"""An owner that cannot be looked at: its claims hold for as long as their lease."""
+
+
+async def raises(kind: type[E], work: Awaitable[object]) -> E:
+    """Assert that `work` raises an error of this type, and return it."""
+    try:
+        await work
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised")
 
 
 async def a_letter_comes_back_as_it_was(make: MakeStore) -> None:
@@ -106,7 +207,7 @@ async def pages_have_every_letter_once_in_order(make: MakeStore) -> None:
 
 
 async def letters_that_change_on_the_way_are_met_once(make: MakeStore) -> None:
-    """A place in the order is kept."""
+    """The order does not change."""
     async with opened(make) as store:
         given = [letter(number) for number in range(6)]
         await add(store, *given)
@@ -336,6 +437,87 @@ async def letters_outlive_a_close(make: MakeStore) -> None:
         await store.close()
 
 
+Prepare: TypeAlias = Callable[[DeadLetterStore, DeadLetterEntry], Awaitable[None]]
+
+
+async def _overfill(
+    make: MakeStore, overflow: Overflow, prepare: Prepare
+) -> tuple[list[DeadLetterEntry], list[DeadLetterEntry], list[str]]:
+    """Three letters, one of them prepared, then two more: given, kept, and the lost."""
+    async with opened(make, max_size=3, overflow=overflow) as store:
+        lost: list[str] = []
+
+        def hear(notice: Notice) -> None:
+            lost.append(f"{notice.kind} {notice.letter.message.number}")  # type: ignore[attr-defined]
+
+        store.listen(hear)
+        given = [letter(number) for number in range(5)]
+        await add(store, *given[:3])
+        await prepare(store, given[1])
+        refused = [one for one in given[3:] if store.add(one) is not None]
+        lost += [f"refused {one.message.number}" for one in refused]  # type: ignore[attr-defined]
+        await store.flush()
+        return given, await everything(store), lost
+
+
+async def _leave(store: DeadLetterStore, entry: DeadLetterEntry) -> None:
+    del store, entry
+
+
+async def _discard(store: DeadLetterStore, entry: DeadLetterEntry) -> None:
+    await store.change(entry.letter_id, lambda record: discarded(record, "no"))
+
+
+async def _replaying(store: DeadLetterStore, entry: DeadLetterEntry) -> None:
+    await store.change(entry.letter_id, claim(entry, ELSEWHERE))
+
+
+async def a_full_store_drops_the_oldest_and_says_so(make: MakeStore) -> None:
+    """Those that are being replayed stay."""
+    given, kept, lost = await _overfill(make, Overflow.DROP_OLDEST, _leave)
+    assert (kept, lost) == (given[2:], ["dropped 0", "dropped 1"])
+
+    given, kept, lost = await _overfill(make, Overflow.DROP_OLDEST, _replaying)
+    assert [one.letter_id for one in kept] == [given[n].letter_id for n in (1, 3, 4)]
+    assert lost == ["dropped 0", "dropped 2"]
+
+
+async def a_full_store_refuses_and_says_so(make: MakeStore) -> None:
+    """With the other policy."""
+    given, kept, lost = await _overfill(make, Overflow.REJECT, _leave)
+    assert (kept, lost) == (given[:3], ["refused 3", "refused 4"])
+
+
+async def what_is_done_makes_room_first(make: MakeStore) -> None:
+    """With either policy, and nothing is lost by it."""
+    given, kept, lost = await _overfill(make, Overflow.REJECT, _discard)
+    assert (kept, lost) == ([given[0], *given[2:4]], ["refused 4"])
+
+    given, kept, lost = await _overfill(make, Overflow.DROP_OLDEST, _discard)
+    assert (kept, lost) == (given[2:], ["dropped 0"])
+
+
+async def what_does_not_fit_is_not_put_in_part(make: MakeStore) -> None:
+    """All letters of a file, or none."""
+    async with opened(make, max_size=2, overflow=Overflow.REJECT) as store:
+        given = letter(1)
+        await add(store, given)
+        error = await raises(DeadLetterStoreError, store.put([letter(2), letter(3)]))
+
+        assert "max_size" in str(error)
+        assert await everything(store) == [given]
+
+
+async def a_letter_that_is_there_is_updated_in_a_full_store(make: MakeStore) -> None:
+    """It needs no room."""
+    async with opened(make, max_size=1, overflow=Overflow.REJECT) as store:
+        message = Checked()
+        await add(store, letter(message=message, attempts=1))
+        await add(store, letter(message=message, attempts=2))
+
+        assert [one.attempts for one in await everything(store)] == [3]
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     a_letter_comes_back_as_it_was,
     a_letter_that_comes_again_updates_the_first,
@@ -353,5 +535,9 @@ CHECKS: Final[tuple[Check, ...]] = (
     an_edit_is_whole,
     put_adds_what_is_new,
     letters_outlive_a_close,
-    *FULL_CHECKS,
+    a_full_store_drops_the_oldest_and_says_so,
+    a_full_store_refuses_and_says_so,
+    what_is_done_makes_room_first,
+    what_does_not_fit_is_not_put_in_part,
+    a_letter_that_is_there_is_updated_in_a_full_store,
 )

@@ -1,4 +1,4 @@
-"""What every journal must do, as tests to inherit: for msgbus's own journals, and for yours.
+"""Conformance tests of journals, to inherit: for msgbus's own journals, and for yours.
 
 ```python
 class TestMyJournal(JournalConformance):
@@ -12,14 +12,11 @@ them with pytest-asyncio, anyio or trio.
 
 from __future__ import annotations
 
-from msgbus.testing.conformance.journals.cursors import CursorTests
+from msgbus.testing.conformance.journals.cursors import CursorTests, LeaseTests
 from msgbus.testing.conformance.journals.durable import DurableTests, SqlTests
 from msgbus.testing.conformance.journals.kit import make_record, read_all
-from msgbus.testing.conformance.journals.messages import MessageTests
-from msgbus.testing.conformance.journals.schedules import LetterTests
-from msgbus.testing.journals.leases import LeaseTests
-from msgbus.testing.journals.questions import QuestionTests
-from msgbus.testing.journals.schedules import ScheduleTests
+from msgbus.testing.conformance.journals.messages import MessageTests, QuestionTests
+from msgbus.testing.conformance.journals.schedules import LetterTests, ScheduleTests
 
 __all__ = [
     "DurableConformance",

@@ -1,4 +1,4 @@
-"""The observer behind `record(bus)`: messages, what became of them, and who handled them."""
+"""The observer behind `record(bus)`: messages, their handlers and outcomes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, final
 
 from typing_extensions import override
 
-from msgbus.bus.context import current_frame
 from msgbus.errors import WrongMessageTypeError
 from msgbus.handlers.observers import BusObserver, CallBegan, CallEnded
+from msgbus.messages.frame import current_frame
 from msgbus.messages.message import Command, Event, Message
 from msgbus.messages.receipts import DrainReport, PublishReceipt, Undelivered
 
@@ -24,15 +24,15 @@ HandlerKey: TypeAlias = "tuple[Registration, str | None]"
 
 
 class RecordedOutcome(Enum):
-    """The outcome of one message in one handler, in the words of the causation tree."""
+    """The outcome of one message in one handler; values are texts of the causation tree."""
 
     HANDLED = "handled by"
     FAILED = "failed in"
     RUNNING = "running in"
-    RETRYING = "to be tried again in"
+    RETRYING = "backing off in"
     CANCELLED = "cancelled in"
     DROPPED = "dropped for"
-    ABANDONED = "given up for"
+    ABANDONED = "abandoned for"
 
 
 @final
@@ -47,16 +47,16 @@ class RecordedDelivery:
     error: BaseException | None = None
     attempts: int = 0
     order: int = 0
-    """Its place among all outcomes, first to last."""
+    """Its position among all outcomes, first to last."""
 
 
 class PublishState(Enum):
-    """How far one publish has come."""
+    """State of one publish."""
 
     UNDER_WAY = "being published"
-    """Perhaps it waits for room, or for the end of its transaction."""
-    WAITING = "waiting for its time"
-    TAKEN_BACK = "cancelled before its time"
+    """It may wait for room, or for the end of its transaction."""
+    WAITING = "not due yet"
+    CANCELLED = "cancelled before it was due"
     ENDED = ""
 
 
@@ -70,37 +70,37 @@ class RecordedPublish:
     was_delayed: bool = False
     receipt: PublishReceipt | None = None
     error: Exception | None = None
-    """What `publish` raised instead of giving a receipt."""
+    """The error of `publish`, if it raised."""
 
 
 @final
 @dataclass(slots=True, eq=False)
 class RecordedMessage:
-    """One message and all that happened to it."""
+    """One message with its publishes and deliveries."""
 
     message: Message
     publishes: list[RecordedPublish] = field(default_factory=list[RecordedPublish])
     deliveries: list[RecordedDelivery] = field(default_factory=list[RecordedDelivery])
-    queue_state: Literal["", "enqueued", "cancelled before its time"] = ""
-    """Of an enqueued command that has not reached its handler."""
+    queue_state: Literal["", "enqueued", "cancelled before it was due"] = ""
+    """State of an enqueued command that has not reached its handler."""
 
     def latest(self, key: HandlerKey) -> RecordedDelivery | None:
-        """The last delivery to this handler; one that has not ended before those that have."""
+        """Get the last delivery to this handler; an unfinished one before finished ones."""
         mine = [one for one in self.deliveries if one.key == key]
         going_on = [one for one in mine if one.outcome is not RecordedOutcome.HANDLED]
         found = going_on or mine
         return found[-1] if found else None
 
     def publish_in(self, *states: PublishState) -> RecordedPublish | None:
-        """The first publish that has come this far."""
+        """Get the first publish in one of these states."""
         return next((one for one in self.publishes if one.state in states), None)
 
 
 @final
-class History(BusObserver):
-    """Everything that one recorder saw of one bus.
+class RecordingObserver(BusObserver):
+    """Records everything that goes through one bus.
 
-    Messages are told apart by their ids: a durable handler gets a copy of what was published.
+    Messages are identified by their ids: a durable handler gets a copy of what was published.
     """
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class History(BusObserver):
         self.executed: list[Command[Any]] = []
         """Commands that reached their handler."""
         self.publishes: list[RecordedPublish] = []
-        """In the order in which the bus took the events."""
+        """In the order in which the bus accepted the events."""
 
     @property
     def messages(self) -> Iterable[RecordedMessage]:
@@ -118,7 +118,7 @@ class History(BusObserver):
         return self._messages.values()
 
     def deliveries(self, outcome: RecordedOutcome) -> list[RecordedDelivery]:
-        """All with this outcome, in the order in which they came to it."""
+        """List deliveries with this outcome, in the order of their ends."""
         found = [
             delivery
             for one in self.messages
@@ -128,11 +128,11 @@ class History(BusObserver):
         return sorted(found, key=lambda delivery: delivery.order)
 
     def end(self) -> None:
-        """Record no more calls: a worker may keep the chain it has until its turn ends."""
+        """Record no more calls: a worker may keep its call chain until its batch ends."""
         self._is_over = True
 
     def left(self, report: DrainReport) -> None:
-        """Note what a bus that has stopped hands back unfinished."""
+        """Record what a stopped bus has not finished."""
         self._missed(report.leftovers, RecordedOutcome.ABANDONED)
 
     def _of(self, message: Message) -> RecordedMessage:
@@ -192,9 +192,9 @@ class History(BusObserver):
             return
         publish = entry.publish_in(PublishState.WAITING)
         if publish is not None:
-            publish.state = PublishState.TAKEN_BACK
+            publish.state = PublishState.CANCELLED
         elif entry.queue_state:
-            entry.queue_state = "cancelled before its time"
+            entry.queue_state = "cancelled before it was due"
 
     def _publish_ended(self, publish: RecordedPublish) -> None:
         publish.state = PublishState.ENDED
@@ -254,7 +254,7 @@ class History(BusObserver):
         delivery = self._of(message).latest(key)
         if delivery is None:
             if isinstance(message, Command):
-                return  # it was under way when the recording began
+                return  # it was in flight when the recording began
             delivery = self._begin(key, message)  # its own filter failed: it was never called
         is_failure = isinstance(error, Exception)
         outcome = RecordedOutcome.FAILED if is_failure else RecordedOutcome.CANCELLED
@@ -266,14 +266,14 @@ class History(BusObserver):
         outcome: RecordedOutcome,
         error: BaseException | None = None,
     ) -> None:
-        """Note an outcome; a later one takes its place."""
+        """Set the outcome; a later one replaces it."""
         delivery.outcome = outcome
         delivery.error = error
         delivery.order = next(self._order)
 
 
 def _outcome_of(error: BaseException | None) -> RecordedOutcome:
-    """What the end of a call says; if it is the last, `failed` is told afterwards."""
+    """Get the outcome of one call; after the last attempt `failed` is called, too."""
     if error is None:
         return RecordedOutcome.HANDLED
     is_failure = isinstance(error, Exception)

@@ -1,4 +1,4 @@
-"""A bus that remembers what went through it, for tests."""
+"""`record(bus)`: record messages and outcomes of a bus, and assert on them in tests."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from typing_extensions import override
 
 from msgbus.bus.protocols import E, SendingMethods
 from msgbus.messages.message import RESERVED, Command, Event, Message
-from msgbus.testing.recording.observer import History, RecordedDelivery, RecordedOutcome
-from msgbus.testing.tree import causation_tree
+from msgbus.messages.receipts import PublishStatus
+from msgbus.telemetry.redaction import redact_exception
+from msgbus.testing.recording.observer import (
+    PublishState,
+    RecordedDelivery,
+    RecordedOutcome,
+    RecordingObserver,
+)
 
 if TYPE_CHECKING:
     from msgbus.bus.bus import MessageBus
-    from msgbus.bus.bus_state import BusCore
+    from msgbus.bus.bus_state import BusState
     from msgbus.bus.lanes.lane import Lane
     from msgbus.bus.session import BusSession
-    from msgbus.bus.streams import EventStream
-    from msgbus.expectations import Expectation, Where
+    from msgbus.bus.streams import EventStream, Expectation, Where
     from msgbus.handlers.registry import HandlerRegistry
-    from msgbus.messages.receipts import PublishStatus
+    from msgbus.testing.recording.observer import RecordedMessage, RecordedPublish
 
 M = TypeVar("M", bound=Message)
 M_co = TypeVar("M_co", bound=Message, covariant=True)
@@ -48,7 +53,7 @@ class Handled(Generic[M_co]):
 @final
 @dataclass(frozen=True, slots=True)
 class Failed(Generic[M_co]):
-    """A message that one handler has failed on, for good."""
+    """A message that one handler has finally failed on."""
 
     message: M_co
     handler: str
@@ -58,7 +63,7 @@ class Failed(Generic[M_co]):
 
 
 def _of_bus(method: F) -> F:
-    """The method of the bus itself."""
+    """Call a method of the bus."""
     name = method.__name__
 
     @wraps(method)
@@ -70,15 +75,15 @@ def _of_bus(method: F) -> F:
 
 @final
 class Recorder(SendingMethods):
-    """What went through a bus while it was recorded. Made by `record(bus)`.
+    """Messages and outcomes of a recorded bus. Made by `record(bus)`.
 
-    It can be asked during the block and after it. All answers are in the order in which
-    things happened. A class stands for its subclasses too.
+    Use it during the block and after it. All lists are in the order in which things
+    happened. A class includes its subclasses.
     """
 
-    def __init__(self, bus: MessageBus, history: History) -> None:
+    def __init__(self, bus: MessageBus, observer: RecordingObserver) -> None:
         self.bus = bus
-        self._history = history
+        self._observer = observer
 
     # -- the bus ---------------------------------------------------------------------------
 
@@ -104,7 +109,7 @@ class Recorder(SendingMethods):
         return self.bus.expect(event_type, where=where, timeout=timeout)
 
     async def settled(self, timeout: float | None = None) -> None:
-        """The same as `bus.settled`: wait until no handler has anything left to do."""
+        """Wait until no handler has work left, as `bus.settled` does."""
         await self.bus.settled(timeout)
 
     def session(
@@ -115,7 +120,7 @@ class Recorder(SendingMethods):
         provide: Mapping[Any, object] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> BusSession:
-        """The same as `bus.session`."""
+        """Make a session, as `bus.session` does."""
         return self.bus.session(session_id, registries=registries, provide=provide, headers=headers)
 
     # -- what happened ---------------------------------------------------------------------
@@ -125,9 +130,9 @@ class Recorder(SendingMethods):
     @overload
     def executed(self, command_type: type[C]) -> list[C]: ...
     def executed(self, command_type: type[Command[Any]] | None = None) -> list[Any]:
-        """The commands that reached their handler, whatever became of them."""
+        """List the commands that reached their handler, whatever the outcome."""
         wanted: type[Any] = Command if command_type is None else command_type
-        return [one for one in self._history.executed if isinstance(one, wanted)]
+        return [one for one in self._observer.executed if isinstance(one, wanted)]
 
     @overload
     def published(self, *, status: PublishStatus | None = None) -> list[Event]: ...
@@ -136,18 +141,18 @@ class Recorder(SendingMethods):
     def published(
         self, event_type: type[Event] | None = None, *, status: PublishStatus | None = None
     ) -> list[Any]:
-        """The events that were published: also those that a filter or a queue turned away.
+        """List published events, including those that a filter or a queue rejected.
 
-        A delayed event counts from its time on. System events count if somebody got them.
+        A delayed event counts once it is due. System events count if they have a handler.
 
         Args:
             event_type: Only events of this class.
-            status: Only those whose receipt says this.
+            status: Only those with this status of their receipt.
         """
         wanted: type[Any] = Event if event_type is None else event_type
         return [
             one.event
-            for one in self._history.publishes
+            for one in self._observer.publishes
             if isinstance(one.event, wanted)
             and one.error is None
             and (status is None or (one.receipt is not None and one.receipt.status is status))
@@ -158,7 +163,7 @@ class Recorder(SendingMethods):
     @overload
     def handled(self, message_type: type[M]) -> list[Handled[M]]: ...
     def handled(self, message_type: type[Message] | None = None) -> list[Any]:
-        """The messages that were handled, each with the `handler` that did it."""
+        """List handled messages, each with its `handler`."""
         return [
             Handled(one.message, one.handler, one.attempts)
             for one in self._deliveries(RecordedOutcome.HANDLED, message_type)
@@ -169,7 +174,7 @@ class Recorder(SendingMethods):
     @overload
     def failed(self, message_type: type[M]) -> list[Failed[M]]: ...
     def failed(self, message_type: type[Message] | None = None) -> list[Any]:
-        """The messages on which a `handler` failed for good, each with the `error`."""
+        """List messages on which a `handler` finally failed, each with the `error`."""
         return [
             Failed(one.message, one.handler, cast("BaseException", one.error), one.attempts)
             for one in self._deliveries(RecordedOutcome.FAILED, message_type)
@@ -179,10 +184,12 @@ class Recorder(SendingMethods):
         self, outcome: RecordedOutcome, message_type: type[Message] | None
     ) -> Iterable[RecordedDelivery]:
         wanted: type[Any] = Message if message_type is None else message_type
-        return (one for one in self._history.deliveries(outcome) if isinstance(one.message, wanted))
+        return (
+            one for one in self._observer.deliveries(outcome) if isinstance(one.message, wanted)
+        )
 
     def causation_tree(self, *, ids: bool = False) -> str:
-        """Which message caused which, and what became of each; for people to read.
+        """Show which message caused which, and their outcomes, as text.
 
         ```text
         PlaceOrder: handled by place_order
@@ -193,12 +200,12 @@ class Recorder(SendingMethods):
         Args:
             ids: Show the messages' ids too.
         """
-        return causation_tree(self._history, ids=ids)
+        return causation_tree(self._observer, ids=ids)
 
     # -- assertions ------------------------------------------------------------------------
 
     def assert_executed(self, command_type: type[C], /, **fields: object) -> C:
-        """The first command of this class, and with these fields, that was executed.
+        """Get the first executed command of this class with these fields.
 
         Raises:
             AssertionError: There is none; the text shows what was executed instead.
@@ -207,7 +214,7 @@ class Recorder(SendingMethods):
         return _first(command_type, fields, self.executed(), "executed")
 
     def assert_published(self, event_type: type[E], /, **fields: object) -> E:
-        """The first event of this class, and with these fields, that was published.
+        """Get the first published event of this class with these fields.
 
         Raises:
             AssertionError: There is none; the text shows what was published instead.
@@ -216,7 +223,7 @@ class Recorder(SendingMethods):
         return _first(event_type, fields, self.published(), "published")
 
     def assert_not_published(self, event_type: type[Event], /, **fields: object) -> None:
-        """Nothing of this class, or nothing with these fields, was published.
+        """Assert that no event of this class with these fields was published.
 
         Raises:
             AssertionError: Something was; the text shows it.
@@ -276,7 +283,7 @@ def _listed(messages: Sequence[Message]) -> str:
 
 @asynccontextmanager
 async def record(bus: MessageBus) -> AsyncGenerator[Recorder]:
-    """Record all that goes through `bus`: also what handlers and sessions send.
+    """Record all messages of `bus`, including those that handlers and sessions send.
 
     ```python
     async with record(MessageBus(registries=[handlers])) as recorder:
@@ -287,50 +294,124 @@ async def record(bus: MessageBus) -> AsyncGenerator[Recorder]:
     ```
 
     A bus that does not run is started, and stopped at the end; if the block raises, without
-    waiting for handlers still at work. A running bus goes on running; its event handlers first
-    finish what they have at hand. A bus may be recorded by several at once.
+    waiting for handlers that still run. A running bus keeps running; recording begins once its
+    event handlers have finished what is in flight. Several may record a bus at once.
 
     Raises:
         ConfigurationError: The bus cannot start.
         BusClosedError: It is stopping.
-        InsideHandlerError: A running bus, by one of its own handlers.
+        InsideHandlerError: Called by a handler of the running bus.
     """
-    core = bus._core  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    history = History()
-    starts_it = not bus.is_running
-    if not starts_it:
-        await _workers_at_rest(core)
-    core.observe(history)
+    state = bus._state  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    observer = RecordingObserver()
+    starts_bus = not bus.is_running
+    if not starts_bus:
+        await _wait_for_batches(state)
+    state.observe(observer)
     try:
-        if starts_it:
+        if starts_bus:
             await bus.start()
-        patience = 0.0
+        timeout = 0.0
         try:
-            yield Recorder(bus, history)
-            patience = bus.config.drain_timeout
+            yield Recorder(bus, observer)
+            timeout = bus.config.drain_timeout
         finally:
-            if starts_it:
+            if starts_bus:
                 with anyio.CancelScope(shield=True):
-                    history.left(await bus.stop(patience))
+                    observer.left(await bus.stop(timeout))
     finally:
-        history.end()
-        core.stop_observing(history)
+        observer.end()
+        state.stop_observing(observer)
 
 
-async def _workers_at_rest(core: BusCore) -> None:
-    """Wait until no worker of a running bus is in the middle of a turn.
+async def _wait_for_batches(state: BusState) -> None:
+    """Wait until no worker of a running bus is in the middle of a batch.
 
-    A worker keeps the handler it began its turn with, and would tell nobody of the events
-    that are still to come in it.
+    A worker keeps its call chain during a batch, so its remaining events would not be recorded.
 
     Raises:
         InsideHandlerError: Called by a handler, which would wait for itself.
     """
-    core.refuse_inside_handler("record(bus)")
+    state.refuse_inside_handler("record(bus)")
 
-    def in_turn() -> list[Lane]:
+    def in_batch() -> list[Lane]:
         return [
-            lane for lane in core.lanes.values() if len(lane.queue.sleepers) < len(lane.workers)
+            lane for lane in state.lanes.values() if len(lane.queue.sleepers) < len(lane.workers)
         ]
 
-    await core.settle(in_turn, None, commands=False)
+    await state.settle(in_batch, None, commands=False)
+
+
+_REJECTIONS: Final = {
+    PublishStatus.FILTERED: "filtered by",
+    PublishStatus.REJECTED: "rejected:",
+}
+
+
+def causation_tree(observer: RecordingObserver, *, ids: bool) -> str:
+    """Show all messages, each below the one that caused it."""
+    entries = {entry.message.message_id: entry for entry in observer.messages}
+    effects: dict[str | None, list[RecordedMessage]] = {}
+    for entry in entries.values():
+        cause = entry.message.causation_id
+        effects.setdefault(cause if cause in entries else None, []).append(entry)
+
+    lines: list[str] = []
+    # A stack, not recursion: a chain of causes may be longer than Python's stack.
+    pending = [(entry, "", "") for entry in reversed(effects.get(None, []))]
+    while pending:
+        entry, first, rest = pending.pop()
+        lines.append(first + _line(entry, ids=ids))
+        children = effects.get(entry.message.message_id, [])
+        for index, child in enumerate(reversed(children)):
+            last = index == 0
+            pending.append(
+                (child, rest + ("└─ " if last else "├─ "), rest + ("   " if last else "│  "))
+            )
+    return "\n".join(lines)
+
+
+def _line(entry: RecordedMessage, *, ids: bool) -> str:
+    name = type(entry.message).__name__
+    if ids:
+        name = f"{name} {entry.message.message_id}"
+    return f"{name}: {'; '.join(_outcomes(entry)) or 'no handlers'}"
+
+
+def _outcomes(entry: RecordedMessage) -> list[str]:
+    texts = [text for one in entry.publishes if (text := _publish_text(one))]
+    if entry.queue_state and not entry.deliveries:
+        texts.append(entry.queue_state)
+    for outcome in RecordedOutcome:
+        # By name: the order of several handlers is not determined.
+        mine = [one for one in entry.deliveries if one.outcome is outcome]
+        mine.sort(key=lambda one: one.handler)
+        if outcome is RecordedOutcome.FAILED:
+            texts += [f"{outcome.value} {one.handler}: {_shown(one)}" for one in mine]
+        elif mine:
+            texts.append(f"{outcome.value} {', '.join(one.handler for one in mine)}")
+    expected = sum(one.receipt.handlers for one in entry.publishes if one.receipt is not None)
+    missing = expected - len(entry.deliveries)
+    if missing > 0:
+        # Still queued, or rejected by the handler's own filter: observers are not notified.
+        texts.append(f"not run by {missing} of {expected} handlers")
+    return texts
+
+
+def _shown(delivery: RecordedDelivery) -> str:
+    return "" if delivery.error is None else redact_exception(delivery.error)
+
+
+def _publish_text(publish: RecordedPublish) -> str:
+    """Describe the outcome of the publish itself; empty if it was accepted."""
+    if publish.state is not PublishState.ENDED:
+        text: str = publish.state.value
+        return text
+    if publish.error is not None:
+        return f"not published: {redact_exception(publish.error)}"
+    receipt = publish.receipt
+    if receipt is not None and receipt.duplicate:
+        return "already published"
+    if receipt is None or receipt.status not in _REJECTIONS:
+        return ""
+    return f"{_REJECTIONS[receipt.status]} {receipt.reason}"

@@ -1,4 +1,4 @@
-"""The history of a simulated run, and what is wrong with it."""
+"""The history of a simulated run, and the promises that it breaks."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ from msgbus.handlers.delivery import Delivery, Mode
 from msgbus.testing.simulation.scenarios import Scenario
 
 
-class Try(NamedTuple):
-    """One call of a consumer."""
+class SimulatedAttempt(NamedTuple):
+    """One delivery to a consumer."""
 
-    life: int
-    """Which life of which process."""
+    run: int
+    """Which run of which process."""
     epoch: int
     number: int
     attempt: int
     time: float
-    """When it was handed out."""
+    """When it was delivered."""
 
 
 @final
 @dataclass(slots=True)
-class History:
-    """What happened, in the order it did."""
+class SimulationHistory:
+    """What happened, in order."""
 
     published: dict[int, str | None] = field(default_factory=dict[int, str | None])
     """Numbers and keys of all messages."""
-    begun: list[Try] = field(default_factory=list[Try])
-    handled: list[Try] = field(default_factory=list[Try])
-    buried: set[int] = field(default_factory=set[int])
+    begun: list[SimulatedAttempt] = field(default_factory=list[SimulatedAttempt])
+    handled: list[SimulatedAttempt] = field(default_factory=list[SimulatedAttempt])
+    dead_lettered: set[int] = field(default_factory=set[int])
     dropped: int = 0
     deaths: int = 0
     freezes: int = 0
     closes: int = 0
-    """Times that a process ended in peace."""
+    """Times that a process ended cleanly."""
     left: int = 0
-    """Messages that were still in hand when their process closed."""
+    """Messages still in flight when their process closed."""
     timeouts: int = 0
     positions: list[int] = field(default_factory=list[int])
-    """Where the cursor was in the journal, each time somebody looked."""
+    """Sampled positions of the cursor."""
     head: int = 0
     is_settled: bool = False
     errors: list[str] = field(default_factory=list[str])
 
     def digest(self) -> tuple[object, ...]:
-        """What two runs of one seed must have in common."""
+        """Get what two runs of one seed must have in common."""
         return (tuple(self.begun), tuple(self.handled), tuple(self.positions), self.deaths)
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """How often each promise was broken; all zero is as it should be."""
+class Violations:
+    """How often each promise was broken; all zero if none was."""
 
     lost: int = 0
-    """Neither handled nor given up."""
+    """Neither handled nor dead-lettered."""
     duplicated: int = 0
     """Handled again without a reason, or more often than the reasons allow."""
     reordered: int = 0
     """Handled before an earlier one of the same order."""
     stuck: int = 0
-    """Not passed by the cursor, although there was time."""
+    """Not passed by the cursor in time."""
     moved_back: int = 0
     """Times that the cursor went backwards."""
     too_fast: int = 0
-    """Tries beyond the rate limit."""
+    """Attempts beyond the rate limit."""
     shared_epochs: int = 0
     """Epochs under which two processes have delivered."""
 
@@ -88,9 +88,9 @@ class Findings:
         )
 
 
-def check(scenario: Scenario, history: History) -> Findings:
-    """What is wrong with a history."""
-    return Findings(
+def check(scenario: Scenario, history: SimulationHistory) -> Violations:
+    """Check a history against the promises of its scenario."""
+    return Violations(
         lost=_lost(scenario, history),
         duplicated=_duplicated(scenario, history),
         reordered=_reordered(scenario, history) if scenario.is_ordered else 0,
@@ -105,18 +105,18 @@ def _slots(scenario: Scenario) -> int:
     return scenario.config.max_in_flight * scenario.consumers
 
 
-def _lost(scenario: Scenario, history: History) -> int:
+def _lost(scenario: Scenario, history: SimulationHistory) -> int:
     handled = {one.number for one in history.handled}
-    missing = set(history.published) - handled - history.buried
+    missing = set(history.published) - handled - history.dead_lettered
     allowed = history.dropped
     if scenario.config.delivery is Delivery.AT_MOST_ONCE:
-        # What was passed in advance at a crash, and nothing else.
+        # What the cursor had passed in advance at a crash, and nothing else.
         window = max(scenario.config.loss_window, _slots(scenario))
         allowed += (history.deaths + history.freezes) * window + history.left
     return max(len(missing) - allowed, 0)
 
 
-def _duplicated(scenario: Scenario, history: History) -> int:
+def _duplicated(scenario: Scenario, history: SimulationHistory) -> int:
     config = scenario.config
     if config.delivery is Delivery.AT_MOST_ONCE:
         begun = Counter(one.number for one in history.begun)
@@ -135,27 +135,27 @@ def _duplicated(scenario: Scenario, history: History) -> int:
     return max(again - allowed, 0)
 
 
-def _reordered(scenario: Scenario, history: History) -> int:
-    """Inside one life, what is handled of one order must come in that order."""
+def _reordered(scenario: Scenario, history: SimulationHistory) -> int:
+    """Count messages handled out of order within one run."""
     is_by_key = scenario.config.mode is Mode.KEY_SHARED
     orders: defaultdict[tuple[int, int, str | None], list[int]] = defaultdict(list)
     for one in history.handled:
         key = history.published[one.number] if is_by_key else "all"
         if key is not None:
-            orders[one.life, one.epoch, key].append(one.number)
+            orders[one.run, one.epoch, key].append(one.number)
     return sum(b <= a for numbers in orders.values() for a, b in pairwise(numbers))
 
 
-def _too_fast(scenario: Scenario, history: History) -> int:
-    """Hand-outs for which an even bucket of `burst` tokens had none."""
+def _too_fast(scenario: Scenario, history: SimulationHistory) -> int:
+    """Count deliveries for which a token bucket of `burst` tokens had none."""
     rate, burst = scenario.config.rate_limit, scenario.config.burst
     if rate is None:
         return 0
-    lives: defaultdict[int, list[float]] = defaultdict(list)
+    runs: defaultdict[int, list[float]] = defaultdict(list)
     for one in history.begun:
-        lives[one.life].append(one.time)
+        runs[one.run].append(one.time)
     found = 0
-    for times in lives.values():
+    for times in runs.values():
         tokens, last = float(burst), float("-inf")
         for time in sorted(times):
             tokens = min(tokens + (time - last) * rate, burst)
@@ -167,8 +167,8 @@ def _too_fast(scenario: Scenario, history: History) -> int:
     return found
 
 
-def _shared_epochs(history: History) -> int:
-    lives: defaultdict[int, set[int]] = defaultdict(set)
+def _shared_epochs(history: SimulationHistory) -> int:
+    runs: defaultdict[int, set[int]] = defaultdict(set)
     for one in history.begun:
-        lives[one.epoch].add(one.life)
-    return sum(len(each) > 1 for each in lives.values())
+        runs[one.epoch].add(one.run)
+    return sum(len(each) > 1 for each in runs.values())

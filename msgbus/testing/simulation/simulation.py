@@ -1,11 +1,12 @@
-"""Durable subscriptions under a seeded storm: crashes, lost leases, failures, virtual time.
+"""Simulation of durable subscriptions with seeded faults, on virtual time.
 
 ```text
 python -m msgbus.testing.simulation.simulation --seeds 1000 --from 0
 ```
 
-The product itself runs, on a journal in memory; only time and fate are simulated. A seed gives
-the same run every time, so a failing one can be replayed.
+The real subscriptions run, on a journal in memory; only time and chance are simulated. Faults are
+crashes, lost leases and failing handlers. A seed gives the same run every time, so a failing one
+can be replayed.
 """
 
 from __future__ import annotations
@@ -24,24 +25,24 @@ from msgbus.journal.memory import MemoryJournal
 from msgbus.journal.records import Kind, Record
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions.subscription import DurableSubscription
-from msgbus.testing.simulation.checks import Findings, History, Try, check
+from msgbus.testing.simulation.checks import SimulatedAttempt, SimulationHistory, Violations, check
 from msgbus.testing.simulation.processes import Process
 from msgbus.testing.simulation.scenarios import Scenario, draw
 
 NAME: Final = "simulated"
-PATIENCE: Final = 7200.0
-"""Virtual seconds that a run gets to come to rest."""
+SETTLE_SECONDS: Final = 7200.0
+"""Virtual seconds that a run gets to settle."""
 
-QUIET: Final = 300.0
-"""Virtual seconds without any delivery after which a run is stuck; no pause is as long."""
+STUCK_SECONDS: Final = 300.0
+"""Virtual seconds without a delivery after which a run is stuck; no backoff is as long."""
 
 Sabotage = Callable[[DurableSubscription], object]
-"""Breaks a subscription on purpose, to see that it is found out."""
+"""Breaks a subscription on purpose, to test that the checks find it."""
 
 
 @final
-class _Life:
-    """One process from its start to its death."""
+class _ProcessRun:
+    """One process from its start to its end."""
 
     def __init__(self, number: int, process: Process, subscription: DurableSubscription) -> None:
         self.number = number
@@ -55,96 +56,100 @@ class Simulation:
 
     def __init__(self, scenario: Scenario, sabotage: Sabotage | None = None) -> None:
         self.scenario = scenario
-        self.history = History()
+        self.history = SimulationHistory()
         self._sabotage = sabotage
         self._chance = Random(f"run {scenario.seed}")
         self._jitter = Random(f"jitter {scenario.seed}")
         self._clock = VirtualClock()
         self._journal = MemoryJournal(clock=self._clock)
-        self._lives: list[_Life] = []
+        self._runs: list[_ProcessRun] = []
         self._count = 0
-        self._is_stormy = True
+        self._injects_faults = True
 
-    async def run(self) -> History:
-        """Go through the storm, then wait for calm."""
+    async def run(self) -> SimulationHistory:
+        """Inject faults, then let the subscriptions settle."""
         try:
             for _ in range(self.scenario.processes):
-                await self._begin_life()
-            await self._storm()
-            await self._calm()
+                await self._start_process()
+            await self._inject_faults()
+            await self._settle()
         finally:
-            for life in self._lives:
-                life.process.die()
+            for run in self._runs:
+                run.process.die()
             await self._clock.advance(0)
             await self._journal.close()
         return self.history
 
     # -- processes -----------------------------------------------------------------------------
 
-    async def _begin_life(self) -> None:
+    async def _start_process(self) -> None:
         self._count += 1
         number = self._count
         process = Process(self._journal, self._clock)
-        process.before_commit = process.after_commit = lambda _: self._may_die(life)
+        process.before_commit = process.after_commit = lambda _: self._maybe_crash(run)
         subscription = DurableSubscription(
             process.journal,
             NAME,
-            lambda record, attempt: self._handle(life, record, attempt),
+            lambda record, attempt: self._handle(run, record, attempt),
             self.scenario.config,
             clock=self._clock,
             chance=self._jitter.random,
         )
-        life = _Life(number, process, subscription)
+        run = _ProcessRun(number, process, subscription)
         process.on_death.append(subscription.engine.abort)
         for extra in range(1, self.scenario.consumers):
             subscription.add_consumer(
                 f"{NAME}-{extra}",
-                lambda record, attempt: self._handle(life, record, attempt),
+                lambda record, attempt: self._handle(run, record, attempt),
             )
         if self._sabotage is not None:
             self._sabotage(subscription)
-        self._lives.append(life)
+        self._runs.append(run)
         await subscription.start()
 
-    def _may_die(self, life: _Life) -> None:
+    def _maybe_crash(self, run: _ProcessRun) -> None:
         # Not while it starts: `start` runs in the task of the simulation itself.
-        is_running = life.subscription.engine.is_running
-        if self._is_stormy and is_running and self._chance.random() < self.scenario.commit_crash:
-            self._kill(life)
+        is_running = run.subscription.engine.is_running
+        if (
+            self._injects_faults
+            and is_running
+            and self._chance.random() < self.scenario.commit_crash
+        ):
+            self._crash(run)
 
-    def _kill(self, life: _Life) -> None:
-        if life in self._lives:
+    def _crash(self, run: _ProcessRun) -> None:
+        if run in self._runs:
             self.history.deaths += 1
-            self._end(life)
+            self._end(run)
 
-    async def _close(self, life: _Life, timeout: float) -> None:
-        """Let a process end in peace, in so many seconds."""
-        closing = asyncio.create_task(life.subscription.close(timeout))
+    async def _close(self, run: _ProcessRun, timeout: float) -> None:
+        """End a process cleanly."""
+        closing = asyncio.create_task(run.subscription.close(timeout))
         while not closing.done():
             await self._clock.advance(0.1)
         self.history.left += closing.result()
         self.history.closes += 1
-        if life in self._lives:  # it may have died while it closed
-            self._end(life)
+        if run in self._runs:  # it may have died while it closed
+            self._end(run)
 
-    def _end(self, life: _Life) -> None:
-        self._lives.remove(life)
-        counts = life.subscription.progress().counts
+    def _end(self, run: _ProcessRun) -> None:
+        self._runs.remove(run)
+        counts = run.subscription.progress().counts
         self.history.timeouts += counts.timed_out
         self.history.dropped += counts.dropped
-        life.process.die()
+        run.process.die()
 
     # -- handlers ------------------------------------------------------------------------------
 
-    async def _handle(self, life: _Life, record: Record, attempt: int) -> None:
+    async def _handle(self, run: _ProcessRun, record: Record, attempt: int) -> None:
         scenario, chance = self.scenario, self._chance
         number = int(record.message_id[1:])
-        epoch = life.subscription.engine.epoch
-        one = Try(life.number, epoch, number, attempt, self._handed_out(life, record))
+        epoch = run.subscription.engine.epoch
+        one = SimulatedAttempt(run.number, epoch, number, attempt, self._delivered_at(run, record))
         self.history.begun.append(one)
         if number in scenario.killers:
-            self._kill(life)
-            await self._clock.sleep(PATIENCE)
+            self._crash(run)
+            await self._clock.sleep(SETTLE_SECONDS)
         if chance.random() < scenario.hang:
             await self._clock.sleep((scenario.config.ack_timeout or 0.0) * 3)
         elif chance.random() < 0.7:
@@ -154,38 +159,38 @@ class Simulation:
             raise ValueError(message)
         self.history.handled.append(one)
 
-    def _handed_out(self, life: _Life, record: Record) -> float:
-        """When the engine gave it to its consumer: a few steps ago, and time may have passed."""
-        entry = life.subscription.engine.desk.window.get(record.offset)
+    def _delivered_at(self, run: _ProcessRun, record: Record) -> float:
+        """Get the time of delivery: a few steps ago, and time may have passed."""
+        entry = run.subscription.engine.desk.window.get(record.offset)
         timeout = self.scenario.config.ack_timeout
         if entry is None or timeout is None:
             return self._clock.now()
         return entry.deadline - timeout
 
-    # -- the storm -----------------------------------------------------------------------------
+    # -- faults --------------------------------------------------------------------------------
 
-    async def _storm(self) -> None:
+    async def _inject_faults(self) -> None:
         scenario, chance = self.scenario, self._chance
         crashes, freezes, closes = scenario.crashes, scenario.freezes, scenario.closes
         while len(self.history.published) < scenario.messages or crashes or freezes or closes:
             await self._clock.advance(chance.choice([0.0, 0.01, 0.2, 1.0, 6.0]))
             await self._look()
-            fate = chance.random()
-            if fate < 0.5:
+            roll = chance.random()
+            if roll < 0.5:
                 await self._publish(chance.randint(1, 10))
-            elif fate < 0.7 and crashes and self._lives:
+            elif roll < 0.7 and crashes and self._runs:
                 crashes -= 1
-                self._kill(chance.choice(self._lives))
-            elif fate < 0.8 and freezes and self._lives:
+                self._crash(chance.choice(self._runs))
+            elif roll < 0.8 and freezes and self._runs:
                 freezes -= 1
                 self.history.freezes += 1
-                chance.choice(self._lives).process.freeze()
-            elif fate < 0.85 and closes and self._lives:
+                chance.choice(self._runs).process.freeze()
+            elif roll < 0.85 and closes and self._runs:
                 closes -= 1
-                await self._close(chance.choice(self._lives), chance.choice([0.0, 3.0]))
-            elif len(self._lives) < scenario.processes:
-                await self._begin_life()
-        self._is_stormy = False
+                await self._close(chance.choice(self._runs), chance.choice([0.0, 3.0]))
+            elif len(self._runs) < scenario.processes:
+                await self._start_process()
+        self._injects_faults = False
 
     async def _publish(self, count: int) -> None:
         published = self.history.published
@@ -217,36 +222,36 @@ class Simulation:
         cursor = await self._journal.cursor(NAME)
         self.history.positions.append(0 if cursor is None else cursor.offset)
 
-    async def _calm(self) -> None:
+    async def _settle(self) -> None:
         history = self.history
         history.head = await self._journal.head()
-        end = self._clock.now() + PATIENCE
+        end = self._clock.now() + SETTLE_SECONDS
         begun, since = -1, 0.0
         while self._clock.now() < end:
             if begun != len(history.begun):
                 begun, since = len(history.begun), self._clock.now()
-            elif self._clock.now() - since > QUIET:
+            elif self._clock.now() - since > STUCK_SECONDS:
                 break
-            if not self._lives:
-                await self._begin_life()
+            if not self._runs:
+                await self._start_process()
             await self._clock.advance(1.0)
             await self._look()
-            progress = [life.subscription.progress() for life in self._lives]
+            progress = [run.subscription.progress() for run in self._runs]
             is_busy = any(each.scheduled or each.buffered for each in progress)
             due = await self._journal.next_due(subscription=NAME)
             if history.positions[-1] >= history.head and due is None and not is_busy:
                 history.is_settled = True
                 break
-        for life in self._lives:
-            counts = life.subscription.progress().counts
+        for run in self._runs:
+            counts = run.subscription.progress().counts
             history.timeouts += counts.timed_out
             history.dropped += counts.dropped
         letters = await self._journal.dead_letters(NAME, limit=10_000)
-        history.buried = {int(letter.record.message_id[1:]) for letter in letters}
+        history.dead_lettered = {int(letter.record.message_id[1:]) for letter in letters}
 
 
-def simulate(seed: int, sabotage: Sabotage | None = None) -> tuple[Findings, History]:
-    """Run the scenario of a seed; what was wrong, and what happened."""
+def simulate(seed: int, sabotage: Sabotage | None = None) -> tuple[Violations, SimulationHistory]:
+    """Run the scenario of a seed; return violations and history."""
     scenario = draw(seed)
     history = asyncio.run(Simulation(scenario, sabotage).run())
     return check(scenario, history), history
@@ -255,18 +260,18 @@ def simulate(seed: int, sabotage: Sabotage | None = None) -> tuple[Findings, His
 # -- on the command line ---------------------------------------------------------------------
 
 
-def _one(seed: int) -> tuple[int, Findings, int, int]:
-    # A storm is full of warnings, all of them expected.
+def _one(seed: int) -> tuple[int, Violations, int, int]:
+    # The faults cause many warnings, all of them expected.
     logger = logging.getLogger("msgbus")
     was_disabled, logger.disabled = logger.disabled, True
     try:
-        findings, history = simulate(seed)
+        violations, history = simulate(seed)
     finally:
         logger.disabled = was_disabled
-    return seed, findings, len(history.handled), history.deaths
+    return seed, violations, len(history.handled), history.deaths
 
 
-def _all(seeds: Sequence[int], jobs: int) -> Iterator[tuple[int, Findings, int, int]]:
+def _all(seeds: Sequence[int], jobs: int) -> Iterator[tuple[int, Violations, int, int]]:
     if jobs == 1:
         yield from map(_one, seeds)
         return
@@ -283,12 +288,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     seeds = range(options.first, options.first + options.seeds)
     failed = handled = deaths = 0
-    for seed, findings, done, died in _all(seeds, options.jobs):
+    for seed, violations, done, died in _all(seeds, options.jobs):
         handled += done
         deaths += died
-        if not findings.is_clean:
+        if not violations.is_clean:
             failed += 1
-            broken = {name: count for name, count in asdict(findings).items() if count}
+            broken = {name: count for name, count in asdict(violations).items() if count}
             sys.stdout.write(
                 f"seed {seed} broke a promise: {broken}\n  replay it with: "
                 f"python -m msgbus.testing.simulation.simulation --seeds 1 --from {seed}\n"
