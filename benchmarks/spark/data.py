@@ -17,7 +17,7 @@ from msgbus.journal.operations import AddDelivery, Append, Operation
 from msgbus.messages.message import set_meta
 from msgbus.messages.metadata import Metadata
 from msgbus.pipeline import Projection
-from msgbus.pipeline.source.ids import v7
+from msgbus.pipeline.source.writer import v7
 
 START: Final = 1_767_225_600.0
 """The first message: 2026-01-01, midnight in UTC."""

@@ -27,8 +27,7 @@ from msgbus import pipeline
 from msgbus.journal import SqliteJournal
 from msgbus.pipeline import Pipeline, fold, jobs
 from msgbus.pipeline.session import session
-from msgbus.pipeline.source.journal_file import Query, batches
-from msgbus.pipeline.source.ranges import bounds_of
+from msgbus.pipeline.source.journal_file import JournalQuery, batches, bounds_of
 from msgbus.pipeline.source.tables import MESSAGES
 
 Work = Callable[[], object]
@@ -95,7 +94,7 @@ class Bench:
 
     def _one_process(self, engine: str) -> None:
         columns = tuple(MESSAGES.columns)
-        query = Query(str(self.journal), MESSAGES, columns, 1, self.rows)
+        query = JournalQuery(str(self.journal), MESSAGES, columns, 1, self.rows)
         found = sum(batch.num_rows for batch in batches(query, engine))
         check(found, self.rows)
 

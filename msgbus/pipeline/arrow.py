@@ -1,30 +1,21 @@
-"""Arrow: what Spark's types are in it, and the one door to pyarrow, which has no types."""
+"""Arrow: the Arrow types of Spark types, and functions over batches on Spark's workers.
+
+pyarrow is not typed: its names are `Any` here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types
 
 from msgbus.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 
 try:
     pa: Any = import_module("pyarrow")
@@ -43,40 +34,40 @@ Batch: TypeAlias = Any
 Schema: TypeAlias = Any
 """A `pyarrow.Schema`."""
 
-_PLAIN: Final[Mapping[type[DataType], ArrowType]] = {
-    BinaryType: pa.binary(),
-    BooleanType: pa.bool_(),
-    DateType: pa.date32(),
-    DayTimeIntervalType: pa.duration("us"),
-    DoubleType: pa.float64(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    StringType: pa.string(),
-    TimestampNTZType: pa.timestamp("us"),
-    TimestampType: pa.timestamp("us", tz="UTC"),
+_PLAIN: Final[Mapping[type[types.DataType], ArrowType]] = {
+    types.BinaryType: pa.binary(),
+    types.BooleanType: pa.bool_(),
+    types.DateType: pa.date32(),
+    types.DayTimeIntervalType: pa.duration("us"),
+    types.DoubleType: pa.float64(),
+    types.IntegerType: pa.int32(),
+    types.LongType: pa.int64(),
+    types.StringType: pa.string(),
+    types.TimestampNTZType: pa.timestamp("us"),
+    types.TimestampType: pa.timestamp("us", tz="UTC"),
 }
 
 
-def arrow_type(spark_type: DataType) -> ArrowType:
-    """The Arrow type that Spark expects for one of its own."""
-    if isinstance(spark_type, DecimalType):
+def arrow_type(spark_type: types.DataType) -> ArrowType:
+    """The Arrow type of a Spark type."""
+    if isinstance(spark_type, types.DecimalType):
         return pa.decimal128(spark_type.precision, spark_type.scale)
-    if isinstance(spark_type, ArrayType):
+    if isinstance(spark_type, types.ArrayType):
         return pa.list_(arrow_type(spark_type.elementType))
-    if isinstance(spark_type, MapType):
+    if isinstance(spark_type, types.MapType):
         return pa.map_(arrow_type(spark_type.keyType), arrow_type(spark_type.valueType))
-    if isinstance(spark_type, StructType):
+    if isinstance(spark_type, types.StructType):
         return pa.struct([(field.name, arrow_type(field.dataType)) for field in spark_type.fields])
     return _PLAIN[type(spark_type)]
 
 
-def arrow_schema(schema: StructType) -> Schema:
-    """The Arrow schema of a frame's batches."""
+def arrow_schema(schema: types.StructType) -> Schema:
+    """The Arrow schema of a frame."""
     return pa.schema([(field.name, arrow_type(field.dataType)) for field in schema.fields])
 
 
 def with_small_types(batch: Batch) -> Batch:
-    """A batch as `arrow_schema` describes it: a session may be set to give texts as large ones."""
+    """Cast a batch to the types of `arrow_schema`: a session may be set to use large ones."""
     if not any("large_" in str(one) for one in batch.schema.types):
         return batch
     fields = [(one.name, _small(one.type)) for one in batch.schema]
@@ -84,15 +75,51 @@ def with_small_types(batch: Batch) -> Batch:
 
 
 def _small(kind: ArrowType) -> ArrowType:
-    types = pa.types
-    if types.is_large_string(kind):
+    arrow = pa.types
+    if arrow.is_large_string(kind):
         return pa.string()
-    if types.is_large_binary(kind):
+    if arrow.is_large_binary(kind):
         return pa.binary()
-    if types.is_map(kind):
+    if arrow.is_map(kind):
         return pa.map_(_small(kind.key_type), _small(kind.item_type))
-    if types.is_list(kind) or types.is_large_list(kind):
+    if arrow.is_list(kind) or arrow.is_large_list(kind):
         return pa.list_(_small(kind.value_type))
-    if types.is_struct(kind):
+    if arrow.is_struct(kind):
         return pa.struct([(one.name, _small(one.type)) for one in kind])
     return kind
+
+
+Batches: TypeAlias = Iterator[Batch]
+
+BatchFunction: TypeAlias = Callable[[Batches], Batches]
+
+T = TypeVar("T")
+
+
+def mapped(frame: DataFrame, work: BatchFunction, schema: types.StructType | str) -> DataFrame:
+    """`mapInArrow`, typed."""
+
+    def run(batches: Batches) -> Batches:
+        return work(map(with_small_types, batches))
+
+    map_in_arrow: Callable[..., DataFrame] = cast("Any", frame).mapInArrow
+    return map_in_arrow(run, schema)
+
+
+def in_tasks(
+    spark: SparkSession,
+    read: Callable[[T], Batches],
+    ranges: Sequence[T],
+    work: BatchFunction,
+    schema: types.StructType | str,
+) -> DataFrame:
+    """The same over what `read` reads from each range, in one task per range.
+
+    The rows do not pass through the JVM.
+    """
+
+    def run(batches: Batches) -> Batches:
+        numbers: list[int] = [one for batch in batches for one in batch.column(0).to_pylist()]
+        return work(rows for number in numbers for rows in read(ranges[number]))
+
+    return mapped(spark.range(0, len(ranges), 1, max(1, len(ranges))), run, schema)

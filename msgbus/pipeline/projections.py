@@ -1,11 +1,7 @@
-"""Projections: read models as pure folds over events, key by key.
+"""Projections: read models as pure folds over events by key, without Spark.
 
-Nothing here needs Spark. `fold` goes through a journal in this process, one message after the
-other; `Pipeline.replay` gives the same rows, with keys side by side.
-
-What a replay sees is the journal: each message once, in the order of offsets. An event that
-was published twice under one id is there once. One that came late stands where it arrived. One
-that a handler gave up on, and that is a dead letter now, has happened all the same.
+A replay sees the journal: each message once, in the order of offsets. An event that was published
+twice under one id is there once, and dead letters are there too.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from types import UnionType
 from typing import (
     Any,
@@ -44,32 +41,32 @@ S = TypeVar("S")
 E_contra = TypeVar("E_contra", bound=Message, contravariant=True)
 
 Key: TypeAlias = str | Callable[[Any], Any]
-"""The name of a field, or a function of an event; `None` from it leaves the event out."""
+"""The name of a field, or a function of an event, which may return `None` to leave it out."""
 
 _PAGE: Final = 1000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Projection(ABC, Generic[S, E_contra]):
-    """A read model: what is known of each key after all its events.
+    """A read model: the state of each key after all its events.
 
-    `class Totals(Projection[Total, OrderPlaced | OrderCancelled])` folds these events, and
-    those of their subclasses, into one `Total` for each key. If the state is a pydantic model,
-    it is the row; else `row` names the model and `result` makes it.
+    `class Totals(Projection[Total, OrderPlaced | OrderCancelled])` folds these events and their
+    subclasses into one `Total` per key. If the state is a pydantic model, it is the row; else
+    `row` is the model and `result` makes it.
 
-    `apply` must depend on nothing but its arguments: it runs in other processes, and again if
-    one of them is lost.
+    `apply` must depend on its arguments alone: it runs in other processes, and again if one is
+    lost.
     """
 
     events: ClassVar[tuple[type[Message], ...]] = ()
-    """The events, if they are not in the brackets behind `Projection`."""
+    """The events, if they are not in the brackets after `Projection`."""
 
     row: ClassVar[type[BaseModel] | None] = None
     """The model of a row, if it is not the state."""
 
-    # Any, and not ClassVar: a subclass may write a text or a method.
+    # Any, and not ClassVar: a subclass may define a string or a method.
     key: Any = None
-    """A field, or a method `key(self, event)`; if neither, the key that messages are kept under."""
+    """A field, or a method `key(self, event)`; by default the key of the message."""
 
     @abstractmethod
     def initial(self, key: str) -> S:
@@ -80,17 +77,17 @@ class Projection(ABC, Generic[S, E_contra]):
         """The state after an event."""
 
     def result(self, key: str, state: S) -> BaseModel | None:  # noqa: ARG002 (for overriding)
-        """The row of a key; `None` for no row. The state itself, unless it is overridden."""
+        """The row of a key, by default its state; `None` for no row."""
         return cast("BaseModel", state)
 
 
-# -- what is to be done ---------------------------------------------------------------------
+# -- checking --------------------------------------------------------------------------------
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A projection, checked, with all that a worker needs to know of its events."""
+    """A checked projection, with its event classes and their upcasters; sent to the workers."""
 
     projection: Projection[Any, Any]
     row: type[BaseModel]
@@ -101,17 +98,17 @@ class Fold:
 
     @property
     def names(self) -> list[str]:
-        """Wire names of its events."""
+        """The wire names of its events."""
         return sorted({one.__wire__.name for one in self.types})
 
     def codec(self) -> MessageCodec:
-        """Knows the events, and their upcasters, in this process."""
+        """A codec of this process for its events."""
         for message_type, functions in self.upcasters.items():
             restore_upcasters(message_type, functions)
         return MessageCodec(self.types)
 
     def event(self, codec: MessageCodec, record: Record) -> Message | None:
-        """The event of a record; `None` if it is damaged and may be left out."""
+        """The event of a record; `None` if it is corrupt and `skip_corrupt` is set."""
         try:
             return codec.decode(record)
         except StoredMessageError as error:
@@ -124,10 +121,10 @@ class Fold:
         """`event`, with a codec of this process."""
         return partial(self.event, self.codec())
 
-    def key_of(self, event: Message, kept: str | None) -> str | None:
-        """What the event belongs to; `None` if to nothing. `kept` is what it is kept under."""
+    def key_of(self, event: Message, message_key: str | None) -> str | None:
+        """The key of an event; `None` leaves it out."""
         if self.key is None:
-            return kept
+            return message_key
         found = getattr(event, self.key) if isinstance(self.key, str) else self.key(event)
         return None if found is None else str(found)
 
@@ -136,7 +133,7 @@ class Fold:
         found = self.projection.result(key, state)
         if found is not None and not isinstance(found, self.row):
             message = (
-                f"{type(self.projection).__name__}.result gave {type(found).__name__}, not "
+                f"{type(self.projection).__name__}.result returned {type(found).__name__}, not "
                 f"{self.row.__name__}, its row."
             )
             raise ProjectionError(message)
@@ -149,10 +146,10 @@ def plan(
     key: Key | None = None,
     skip_corrupt: bool = False,
 ) -> Fold:
-    """What is to be done for a projection, given as a class or as an object.
+    """Check a projection, given as a class or an instance.
 
     Raises:
-        ProjectionError: Its events, its row or its key cannot be told.
+        ProjectionError: Its events, its row or its key are unknown.
         ConfigurationError: Two of its events have one wire name.
     """
     made = projection() if isinstance(projection, type) else projection
@@ -160,7 +157,7 @@ def plan(
     types = _with_subclasses(made.events or events)
     if not types:
         message = (
-            f"The events of {type(made).__name__} are not known. Write them behind Projection, "
+            f"The events of {type(made).__name__} are not known. Write them after Projection, "
             f"as Projection[Total, OrderPlaced | OrderCancelled], or as `events = (OrderPlaced,)`."
         )
         raise ProjectionError(message)
@@ -174,13 +171,13 @@ def plan(
     chosen = cast("Key | None", key if key is not None else made.key)
     if isinstance(chosen, str):
         _check_field(chosen, types, type(made).__name__)
-    MessageCodec(types)  # says here, and not on a worker, if two of them have one name
+    MessageCodec(types)  # fails here, not on a worker, if two of them have one name
     upcasters = {one: found for one in types if (found := upcasters_of(one))}
     return Fold(made, row, types, chosen, upcasters, skip_corrupt)
 
 
 def _arguments(kind: type) -> tuple[Any, tuple[Any, ...]]:
-    """State and events, as they stand in the brackets behind `Projection`."""
+    """State and events, from the brackets after `Projection`."""
     for cls in kind.__mro__:
         for base in getattr(cls, "__orig_bases__", ()):
             if get_origin(base) is Projection:
@@ -199,9 +196,9 @@ def _with_subclasses(events: Iterable[Any]) -> tuple[type[Message], ...]:
         if one not in found:
             found[one] = None
             waiting += one.__subclasses__()
-    # A class that was defined again in the same place, as in a notebook, replaces the first.
-    places = {(one.__module__, one.__qualname__, one.__wire__.name): one for one in found}
-    return tuple(places.values())
+    # A class that was defined again under the same name, as in a notebook, replaces the first.
+    latest = {(one.__module__, one.__qualname__, one.__wire__.name): one for one in found}
+    return tuple(latest.values())
 
 
 def _check_field(key: str, types: Iterable[type[Message]], projection: str) -> None:
@@ -224,15 +221,15 @@ _NEW: Final = object()
 
 @final
 class States:
-    """What is known of each key, while events come in the order of their offsets."""
+    """The state of each key, folded from events in the order of their offsets."""
 
     def __init__(self, fold: Fold) -> None:
         self._fold = fold
         self._states: dict[str, Any] = {}
 
     def advance(self, events: Iterable[tuple[str | None, Message | None, int]]) -> None:
-        """Take in events, each with its key and its offset; without a key it is left out."""
-        # Names of their own, and one look-up: this loop is where a replay spends its time.
+        """Apply events, each with its key and offset; those without a key are left out."""
+        # Local names and one look-up: this is the hot loop of a replay.
         states, projection = self._states, self._fold.projection
         initial, apply = projection.initial, projection.apply
         for key, event, offset in events:
@@ -245,7 +242,7 @@ class States:
                 error.add_note(_at(event, offset))
                 raise
             if after is None:
-                raise _forgotten(projection, event, offset)
+                raise _not_returned(projection, event, offset)
             states[key] = after
 
     def rows(self) -> Iterator[BaseModel]:
@@ -256,10 +253,10 @@ class States:
                 yield row
 
 
-def _forgotten(projection: Projection[Any, Any], event: Message, offset: int) -> ProjectionError:
+def _not_returned(projection: Projection[Any, Any], event: Message, offset: int) -> ProjectionError:
     return ProjectionError(
-        f"{type(projection).__name__}.apply returned None. Return the state, changed or not; a key "
-        f"without a row is what `result` says. {_at(event, offset)}"
+        f"{type(projection).__name__}.apply returned None. Return the state, changed or not; for "
+        f"a key without a row, return None from `result`. {_at(event, offset)}"
     )
 
 
@@ -292,20 +289,20 @@ async def fold(
     until: int | datetime | None = None,
     skip_corrupt: bool = False,
 ) -> list[Any]:
-    """The rows of a projection over a journal, sorted by key, made in this process.
+    """Fold a journal into the rows of a projection, sorted by key, in this process.
 
-    For small journals, and to compare `Pipeline.replay` with. All states are in memory.
+    For small journals: all states are in memory. `Pipeline.replay` returns the same rows.
 
     Raises:
         ProjectionError: The projection cannot be used.
         StoredMessageError: An event does not decode, and `skip_corrupt` is not set.
     """
-    todo = plan(projection, key=key, skip_corrupt=skip_corrupt)
-    codec, states = todo.codec(), States(todo)
+    checked = plan(projection, key=key, skip_corrupt=skip_corrupt)
+    codec, states = checked.codec(), States(checked)
     start = since if isinstance(since, int) else 0
-    while page := await journal.read(start, _PAGE, names=todo.names):
+    while page := await journal.read(start, _PAGE, names=checked.names):
         wanted = [record for record in page if _is_between(record, since, until)]
-        states.advance(_with_keys(todo, codec, wanted))
+        states.advance(_with_keys(checked, codec, wanted))
         if isinstance(until, int) and page[-1].offset >= until:
             break
         start = page.next
@@ -315,7 +312,7 @@ async def fold(
 def _is_between(record: Record, since: int | datetime | None, until: int | datetime | None) -> bool:
     if isinstance(until, int) and record.offset >= until:
         return False
-    # To the microsecond, as Spark sees it.
+    # In microseconds, as in Spark.
     time = math.floor(record.time * 1_000_000 + 0.5)
     if isinstance(since, datetime) and time < _microseconds(since):
         return False
@@ -330,11 +327,6 @@ def _microseconds(moment: datetime) -> int:
 
 def in_chunks(rows: Iterable[BaseModel], size: int) -> Generator[list[BaseModel], None, None]:
     """Rows in lists of at most `size`."""
-    chunk: list[BaseModel] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) >= size:
-            yield chunk
-            chunk = []
-    if chunk:
+    left = iter(rows)
+    while chunk := list(islice(left, size)):
         yield chunk

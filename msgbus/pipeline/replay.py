@@ -1,48 +1,59 @@
-"""Replay: a projection over history, keys side by side, each key's events in order.
+"""Replay a projection over history: keys in parallel, the events of each key in order.
 
-Three steps: every event gets its key, and is packed with others of its bucket; the packs of a
-bucket come together, sorted by offset; the fold runs over them. The sort is asked for
-explicitly: a shuffle alone keeps no order.
+Three steps: each event gets its key and is packed with others of its bucket of keys; the packs of
+a bucket are brought together and sorted by offset, as a shuffle alone keeps no order; the fold runs
+over them. Packs travel as one row each, with many messages in Arrow's IPC format: row by row, Spark
+would convert every column twice.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from zlib import crc32
 
 from pyspark.sql import functions as sql
 from pyspark.sql.types import StringType, StructField, StructType
 
-from msgbus.pipeline.arrow import Schema, arrow_schema, pa
+from msgbus.pipeline.arrow import (
+    Array,
+    Batch,
+    Batches,
+    BatchFunction,
+    Schema,
+    arrow_schema,
+    in_tasks,
+    mapped,
+    pa,
+)
+from msgbus.pipeline.arrow_decoding import COLUMNS, PlainPayload, StoredRows
 from msgbus.pipeline.lake.reading import Parts
-from msgbus.pipeline.packing import PACKED, packer, unpacked
 from msgbus.pipeline.projections import Fold, States, in_chunks
 from msgbus.pipeline.schemas import spark_schema, to_row
+from msgbus.pipeline.source.journal_file import FEWEST, Range
 from msgbus.pipeline.source.options import read_options
-from msgbus.pipeline.source.ranges import FEWEST, Range
-from msgbus.pipeline.source.reader import JournalReader
+from msgbus.pipeline.source.source import JournalReader
 from msgbus.pipeline.source.tables import MESSAGES
-from msgbus.pipeline.source.tasks import Batches, Work, in_tasks, mapped
-from msgbus.pipeline.stored import COLUMNS, Plain, StoredRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["COLUMNS", "Split", "replayed", "split_keys"]
 
 KEY: Final = "_key"
 _ROWS: Final = 10_000
 
 IN_A_BUCKET: Final = 250_000
-"""Messages of one bucket, about: a task has the states of one bucket in memory."""
+"""Messages per bucket, about: a task has the states of one bucket in memory."""
 
 MOST_BUCKETS: Final = 512
-"""With more of them, packs would be small and many, unless more tasks are asked for."""
+"""Buckets at most, unless there are more tasks: with more, packs would be small."""
 
 
 def replayed(
     spark: SparkSession, parts: Parts, fold: Fold, *, partitions: int | None = None
 ) -> DataFrame:
-    """The rows of a projection; the parts have `COLUMNS`, and its events only."""
+    """The rows of a projection; the parts have `COLUMNS`, and only its events."""
     rows, ranges, read = parts.rows, list[Range](), None
     if parts.tail is not None:
         options, columns = read_options(parts.tail), MESSAGES.select(COLUMNS)
@@ -56,31 +67,31 @@ def replayed(
     if read is not None:
         live = in_tasks(spark, read, ranges, pack, PACKED)
         packs = live if packs is None else packs.unionAll(live)
-    return _put_together(cast("DataFrame", packs), fold, tasks, schema)
+    return _fold_packs(cast("DataFrame", packs), fold, tasks, schema)
 
 
-def _put_together(packs: DataFrame, fold: Fold, tasks: int, schema: Schema) -> DataFrame:
-    place = (sql.col("bucket") % tasks).cast("int")
-    together = packs.repartitionById(tasks, place).sortWithinPartitions("bucket", "first")
+def _fold_packs(packs: DataFrame, fold: Fold, tasks: int, schema: Schema) -> DataFrame:
+    task = (sql.col("bucket") % tasks).cast("int")
+    together = packs.repartitionById(tasks, task).sortWithinPartitions("bucket", "first")
     rows = spark_schema(fold.row)
     return mapped(together, _folded(fold, schema, arrow_schema(rows)), rows)
 
 
-class Split(NamedTuple):
-    """How keys are shared out."""
+class KeySplit(NamedTuple):
+    """How keys are split."""
 
     tasks: int
     buckets: int
 
 
-def split_keys(rows: int, tasks: int) -> Split:
-    """Buckets for so many tasks; each task has the same number of them."""
+def split_keys(rows: int, tasks: int) -> KeySplit:
+    """Split keys into buckets, the same number for each task."""
     each = -(-rows // (tasks * IN_A_BUCKET))
-    return Split(tasks, tasks * max(1, min(each, MOST_BUCKETS // tasks)))
+    return KeySplit(tasks, tasks * max(1, min(each, MOST_BUCKETS // tasks)))
 
 
 def _tasks(spark: SparkSession, rows: int) -> int:
-    """As many as Spark takes for every shuffle, unless there is too little to do."""
+    """Spark's number of shuffle partitions, or fewer for few rows."""
     setting = spark.conf.get("spark.sql.shuffle.partitions") or ""
     usual = int(setting) if setting.isdigit() else 200
     return max(1, min(usual, -(-rows // FEWEST)))
@@ -93,7 +104,7 @@ def _with_key(fold: Fold) -> StructType:
     return StructType([*schema.fields, StructField(KEY, StringType())])
 
 
-def _packing(fold: Fold, buckets: int, schema: Schema) -> Work:
+def _packing(fold: Fold, buckets: int, schema: Schema) -> BatchFunction:
     if fold.key is None:
         return packer(buckets, "key")
     pack = packer(buckets, KEY)
@@ -105,8 +116,8 @@ def _packing(fold: Fold, buckets: int, schema: Schema) -> Work:
 
 
 def _keyed(fold: Fold, schema: Schema, batches: Batches) -> Batches:
-    """Adds the key; an event that does not decode has none, or fails the job."""
-    plain, decode = _plain_ways(fold), fold.decoder()
+    """Add the key; an event that does not decode has none, or fails the job."""
+    plain, decode = _plain_payloads(fold), fold.decoder()
     for batch in batches:
         events = StoredRows(batch).messages(plain, decode)
         keys = [None if event is None else fold.key_of(event, None) for event in events]
@@ -114,15 +125,15 @@ def _keyed(fold: Fold, schema: Schema, batches: Batches) -> Batches:
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _plain_ways(fold: Fold) -> dict[str, Plain]:
-    return {one.__wire__.name: Plain.of(one) for one in fold.types}
+def _plain_payloads(fold: Fold) -> dict[str, PlainPayload]:
+    return {one.__wire__.name: PlainPayload.of(one) for one in fold.types}
 
 
-def _folded(fold: Fold, packed: Schema, schema: Schema) -> Work:
+def _folded(fold: Fold, packed: Schema, schema: Schema) -> BatchFunction:
     key = "key" if fold.key is None else KEY
 
     def run(batches: Batches) -> Batches:
-        plain, decode = _plain_ways(fold), fold.decoder()
+        plain, decode = _plain_payloads(fold), fold.decoder()
         states, current = States(fold), -1
         for bucket, batch in unpacked(batches, packed):
             if bucket != current:
@@ -140,3 +151,127 @@ def _rows_of(states: States, fold: Fold, schema: Schema) -> Batches:
     for chunk in in_chunks(states.rows(), _ROWS):
         rows = [to_row(row, fold.row) for row in chunk]
         yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+pc: Any = import_module("pyarrow.compute")
+
+PACKED: Final = "bucket int, first long, last long, size long, rows binary"
+"""The columns of packs: bucket, first and last offset, uncompressed size, and messages."""
+
+_SCHEMA: Final = pa.schema(
+    [
+        ("bucket", pa.int32()),
+        ("first", pa.int64()),
+        ("last", pa.int64()),
+        ("size", pa.int64()),
+        ("rows", pa.binary()),
+    ]
+)
+
+# A third of the bytes, for a fraction of what moving them costs.
+_ZSTD: Final = pa.Codec("zstd", compression_level=1)
+
+TOGETHER: Final = 100_000
+"""Messages per pack group, at most."""
+
+MOST_BYTES: Final = 64 << 20
+"""Bytes per pack group, at most."""
+
+
+def packer(buckets: int, key: str) -> BatchFunction:
+    """Pack batches by bucket of their column `key`; messages without a key are left out."""
+
+    def run(batches: Batches) -> Batches:
+        for group in _groups(batches):
+            batch = _joined(group)
+            keys = batch.column(key)
+            if keys.null_count:
+                batch = batch.filter(pc.is_valid(keys))
+            if batch.num_rows:
+                yield _packed(batch, _buckets_of(batch.column(key), buckets))
+
+    return run
+
+
+def _groups(batches: Batches) -> Iterator[list[Batch]]:
+    """Groups of batches that are neighbours in the journal."""
+    group: list[Batch] = []
+    rows, size, end = 0, 0, 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        ends = pc.min_max(batch.column("offset"))
+        first, last = ends["min"].as_py(), ends["max"].as_py()
+        # A pack that spans what other tasks read would have to be merged with all of it.
+        is_near = end < first <= end + TOGETHER
+        if group and (rows >= TOGETHER or size >= MOST_BYTES or not is_near):
+            yield group
+            group, rows, size = [], 0, 0
+        group.append(batch)
+        rows, size, end = rows + batch.num_rows, size + batch.nbytes, last
+    if group:
+        yield group
+
+
+def _buckets_of(keys: Array, buckets: int) -> Array:
+    coded = keys.dictionary_encode()
+    known = [crc32(key.encode()) % buckets for key in coded.dictionary.to_pylist()]
+    return pa.array(known, pa.int32()).take(coded.indices)
+
+
+def _packed(batch: Batch, buckets: Array) -> Batch:
+    keys = pa.table({"bucket": buckets, "offset": batch.column("offset")})
+    order = pc.sort_indices(keys, sort_keys=[("bucket", "ascending"), ("offset", "ascending")])
+    batch, runs = batch.take(order), pc.run_end_encode(buckets.take(order))
+    packs: list[tuple[int, int, int, int, bytes]] = []
+    start = 0
+    for bucket, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        part = batch.slice(start, end - start)
+        offsets = part.column("offset")
+        plain = part.serialize()
+        rows = _ZSTD.compress(plain, asbytes=True)
+        packs.append((bucket, offsets[0].as_py(), offsets[-1].as_py(), plain.size, rows))
+        start = end
+    columns = zip(*packs, strict=True)
+    arrays = [pa.array(values, one.type) for values, one in zip(columns, _SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+
+
+class Unpacked(NamedTuple):
+    """Messages of one bucket, in the order of their offsets."""
+
+    bucket: int
+    rows: Batch
+
+
+def unpacked(batches: Iterable[Batch], schema: Schema) -> Iterator[Unpacked]:
+    """The messages of packs that are sorted by bucket and first offset, in order."""
+    bucket, last = -1, -1
+    waiting: list[Batch] = []
+    for pack in _rows(batches):
+        # Overlapping packs are merged: files of a lake may overlap, as they are by day.
+        if waiting and (pack["bucket"] != bucket or pack["first"] > last):
+            yield Unpacked(bucket, _merged(waiting))
+            waiting, last = [], -1
+        plain = _ZSTD.decompress(pack["rows"], pack["size"])
+        waiting.append(pa.ipc.read_record_batch(plain, schema))
+        bucket, last = pack["bucket"], max(last, pack["last"])
+    if waiting:
+        yield Unpacked(bucket, _merged(waiting))
+
+
+def _rows(batches: Iterable[Batch]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        for index in range(batch.num_rows):
+            yield batch.slice(index, 1).to_pylist()[0]
+
+
+def _merged(parts: list[Batch]) -> Batch:
+    joined = _joined(parts)
+    if len(parts) == 1:
+        return joined
+    return joined.take(pc.sort_indices(joined.column("offset")))
+
+
+def _joined(parts: list[Batch]) -> Batch:
+    return parts[0] if len(parts) == 1 else pa.concat_batches(parts)

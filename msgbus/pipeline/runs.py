@@ -1,4 +1,4 @@
-"""Running batch handlers: each is a streaming query with a checkpoint of its own."""
+"""Run batch handlers, each as a streaming query with a checkpoint of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -19,11 +19,10 @@ from msgbus.errors import ConfigurationError, PipelineError
 from msgbus.journal.operations import CreateCursor, MoveCursor
 from msgbus.journal.sqlite import SqliteJournal
 from msgbus.messages.message import Command, Message
-from msgbus.pipeline.arrow_decoding import SOURCE, Decoder, classes_of, event_schema
+from msgbus.pipeline.arrow_decoding import Decoder
 from msgbus.pipeline.handlers import BatchHandler, MicroBatch
 from msgbus.pipeline.source import NAME
-from msgbus.pipeline.source.ranges import bounds_of
-from msgbus.pipeline.source.tasks import mapped
+from msgbus.pipeline.source.journal_file import bounds_of
 from msgbus.pipeline.source.writer import query_id
 from msgbus.pipeline.tracebacks import what_happened
 
@@ -37,15 +36,15 @@ if TYPE_CHECKING:
 Start: TypeAlias = int | Literal["earliest", "latest"]
 
 CURSOR: Final = "pipeline."
-"""Begins the names of cursors that belong to batch handlers."""
+"""Prefix of the cursors of batch handlers."""
 
 
 @final
 class BatchRun:
-    """Handlers at work. `with` stops them in the end; a new run goes on where this one ended."""
+    """Running batch handlers; leaving `with` stops them. A new run goes on where this one ended."""
 
-    def __init__(self, works: Sequence[Work], queries: Sequence[StreamingQuery]) -> None:
-        self._works = works
+    def __init__(self, handlers: Sequence[HandlerQuery], queries: Sequence[StreamingQuery]) -> None:
+        self._handlers = handlers
         self.queries = tuple(queries)
         """Spark's own handles, in the order of the handlers."""
 
@@ -62,17 +61,17 @@ class BatchRun:
 
     @property
     def is_active(self) -> bool:
-        """Whether any handler is still at work."""
+        """Whether any handler is still running."""
         return any(query.isActive for query in self.queries)
 
     def await_end(self, timeout: float | None = None) -> bool:
-        """Wait until all have ended; false if time ran out before.
+        """Wait until all have ended; false after `timeout` seconds.
 
         Raises:
             PipelineError: A handler failed; the others are stopped.
         """
         end = None if timeout is None else time.monotonic() + timeout
-        for place, query in enumerate(self.queries):
+        for index, query in enumerate(self.queries):
             try:
                 if end is None:
                     query.awaitTermination()
@@ -80,51 +79,36 @@ class BatchRun:
                     return False
             except StreamingQueryException as error:
                 self.stop()
-                raise self._failed(place, error) from error
-        self._settle()
+                raise self._failed(index, error) from error
+        self._move_cursors()
         return True
 
     def stop(self) -> None:
-        """Stop all of them; a batch that is being worked on comes again in the next run."""
+        """Stop all of them; a batch in flight comes again in the next run."""
         for query in self.queries:
             query.stop()
-        self._settle()
+        self._move_cursors()
 
-    def _failed(self, place: int, error: Exception) -> PipelineError:
-        name = self._works[place].handler.name if self._works else "into a table"
+    def _failed(self, index: int, error: Exception) -> PipelineError:
+        name = self._handlers[index].handler.name if self._handlers else "into a table"
         return PipelineError(
             f"The stream {name!r} has failed, and ended: {what_happened(str(error))} "
-            f"Mend the cause and run it again: it goes on with the same batch."
+            f"Fix the cause and run it again: it goes on with the same batch."
         )
 
-    def _settle(self) -> None:
-        for work in self._works:
-            work.settle()
+    def _move_cursors(self) -> None:
+        for one in self._handlers:
+            one.move_cursor()
 
 
 @final
-class Typed:
-    """Gives messages the columns of one class, as `Pipeline.events` does."""
-
-    def __init__(self, message_type: type[Message], types: Iterable[type[Message]]) -> None:
-        classes = classes_of(message_type, types)
-        self.names = sorted(classes)
-        self._decoder = Decoder.of(message_type, classes)
-        self._schema = event_schema(message_type)
-
-    def __call__(self, frame: DataFrame) -> DataFrame:
-        """A frame of events, from one of messages."""
-        return mapped(frame.select(*SOURCE), self._decoder.run, self._schema)
-
-
-@final
-class Work:
-    """One handler, and where it is in the journal."""
+class HandlerQuery:
+    """One batch handler, its checkpoint and its cursor in the journal."""
 
     def __init__(
         self,
         handler: BatchHandler[Any],
-        typed: Typed,
+        decoder: Decoder,
         *,
         path: str,
         checkpoint: str,
@@ -132,33 +116,32 @@ class Work:
     ) -> None:
         self.handler = handler
         self.checkpoint = checkpoint
-        self._typed = typed
+        self._decoder = decoder
         self._path = path
         self._codec = codec
         self._cursor = CURSOR + handler.name
         self._moved: int | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """What Spark calls for each micro-batch."""
-        # Everything before this batch is done, and that Spark knows it is done.
+        """Handle one micro-batch; called by Spark."""
+        # Spark has committed everything before this batch.
         self._move(read_up_to(self.checkpoint, batch_id - 1))
         batch = MicroBatch(batch_id, query_id(self.checkpoint))
-        found = self.handler.handle(self._typed(frame), batch)
+        found = self.handler.handle(self._decoder.frame(frame), batch)
         if found is not None:
             returns = self.handler.returns
             write_back(found, self._path, job=batch.key, message_type=returns, codec=self._codec)
 
     def begin(self, first: int) -> None:
-        """Have the journal keep everything behind `first`, if this is a new handler."""
+        """Have retention keep everything after `first`, if this handler is new."""
         if committed(self.checkpoint) is None:
             self._move(first)
 
-    def settle(self) -> None:
-        """Say in the journal how far the handler has come."""
+    def move_cursor(self) -> None:
+        """Move the cursor to the last batch that Spark has committed."""
         self._move(committed(self.checkpoint))
 
     def _move(self, offset: int | None) -> None:
-        """Have retention keep what is not done yet, as for every durable subscription."""
         if offset is None or offset == self._moved:
             return
         move_cursor(self._path, self._cursor, offset)
@@ -166,13 +149,13 @@ class Work:
 
 
 def move_cursor(path: str, cursor: str, offset: int) -> None:
-    """Say that everything up to `offset` is done; makes the cursor if it is not there."""
+    """Move a cursor to `offset`, and create it if it is missing: retention keeps what is after."""
 
     async def move() -> None:
         async with SqliteJournal(path, reserve=0) as journal:
             await journal.commit([CreateCursor(cursor, offset), MoveCursor(cursor, offset)])
 
-    # On a thread of its own: in a notebook this one has an event loop already.
+    # On a thread of its own: in a notebook this one already runs an event loop.
     with ThreadPoolExecutor(1) as thread:
         thread.submit(lambda: asyncio.run(move())).result()
 
@@ -185,7 +168,7 @@ def write_back(
     message_type: type[Message] | None,
     codec: str | None = None,
 ) -> None:
-    """Append rows as messages, once for each `job`."""
+    """Append rows to the journal as messages, once per `job`."""
     if message_type is not None:
         frame = _as_messages(frame, message_type)
     writer = frame.write.format(NAME).option("url", path).option("job", job)
@@ -195,15 +178,15 @@ def write_back(
 
 
 def _as_messages(frame: DataFrame, message_type: type[Message]) -> DataFrame:
-    """Say by columns what the class says, unless the frame says it itself."""
+    """Add the envelope of a class as columns, where the frame has none of that name."""
     wire = message_type.__wire__
-    said: dict[str, Any] = {
+    envelope: dict[str, Any] = {
         "name": wire.name,
         "version": wire.version,
         "topic": wire.topic or wire.name,
         "kind": "command" if issubclass(message_type, Command) else "event",
     }
-    for name, value in said.items():
+    for name, value in envelope.items():
         if name not in frame.columns:
             frame = frame.withColumn(name, sql.lit(value))
     if isinstance(wire.key, str) and "key" not in frame.columns and wire.key in frame.columns:
@@ -224,7 +207,7 @@ def started(
     max_rows: int | None,
     start: Start,
 ) -> BatchRun:
-    """Handlers at work, each with a folder of its own in `folder`."""
+    """Start handlers, each with its own checkpoint below `folder`."""
     names = [handler.name for handler in handlers]
     if not names or len(set(names)) < len(names):
         message = (
@@ -232,24 +215,26 @@ def started(
             f"@pipeline.on_batch(OrderPlaced, name='totals')."
         )
         raise ConfigurationError(message)
-    works: list[Work] = []
+    running: list[HandlerQuery] = []
     queries: list[StreamingQuery] = []
     for handler in handlers:
         checkpoint = os.path.join(folder, handler.name)  # noqa: PTH118 (may be a URL)
         if "://" not in checkpoint:
             checkpoint = os.path.abspath(checkpoint)  # noqa: PTH100 (the same)
-        typed = Typed(handler.message_type, pipe.types)
-        frame = pipe.stream(start=start, max_rows=max_rows, where={"name": typed.names})
-        work = Work(handler, typed, path=pipe.path, checkpoint=checkpoint, codec=pipe.codec)
-        work.begin(_before(pipe.path, start))
-        writer = frame.writeStream.queryName(handler.name).foreachBatch(work)
-        works.append(work)
+        decoder = Decoder.of(handler.message_type, pipe.types)
+        frame = pipe.stream(start=start, max_rows=max_rows, where={"name": decoder.names})
+        one = HandlerQuery(
+            handler, decoder, path=pipe.path, checkpoint=checkpoint, codec=pipe.codec
+        )
+        one.begin(_before(pipe.path, start))
+        writer = frame.writeStream.queryName(handler.name).foreachBatch(one)
+        running.append(one)
         queries.append(_start(writer, checkpoint, once=once, every=every))
-    return BatchRun(works, queries)
+    return BatchRun(running, queries)
 
 
 def _before(path: str, start: Start) -> int:
-    """The last offset that a new stream leaves out."""
+    """The last offset before a new stream."""
     found = bounds_of(path)
     if start == "latest":
         return found.last
@@ -267,7 +252,7 @@ def into_table(
     max_rows: int | None,
     start: Start,
 ) -> BatchRun:
-    """All messages as they come, into Parquet files of one folder; none is lost or doubled."""
+    """Stream all messages into a folder of Parquet files, each exactly once."""
     frame = pipe.stream(start=start, max_rows=max_rows)
     writer = frame.writeStream.format("parquet").option("path", table)
     return BatchRun([], [_start(writer, checkpoint, once=once, every=every)])
@@ -285,7 +270,7 @@ def _start(
 
 
 def wait(query: StreamingQuery, seconds: float) -> bool:
-    """Whether a query ended in time; Spark takes fractions, whatever its types say."""
+    """Whether a query ended in time; Spark takes fractions of seconds, unlike its types."""
     return bool(query.awaitTermination(cast("int", seconds)))
 
 
@@ -293,19 +278,19 @@ def wait(query: StreamingQuery, seconds: float) -> bool:
 
 
 def local_folder(checkpoint: str) -> Path:
-    """The folder of a checkpoint, if it is on a disk of this machine."""
+    """The folder of a checkpoint on a local disk."""
     return Path(checkpoint.removeprefix("file://").removeprefix("file:"))
 
 
 def committed(checkpoint: str) -> int | None:
-    """The last offset of which Spark knows that it is done."""
+    """The last offset that Spark has committed."""
     folder = local_folder(checkpoint) / "commits"
     done = [int(file.name) for file in folder.glob("*") if file.name.isdigit()]
     return read_up_to(checkpoint, max(done)) if done else None
 
 
 def read_up_to(checkpoint: str, batch_id: int) -> int | None:
-    """The last offset of a batch; `None` if there was no such batch, or it is not to be seen."""
+    """The last offset of a batch; `None` if there is no such batch, or it cannot be read."""
     try:
         lines = (local_folder(checkpoint) / "offsets" / str(batch_id)).read_text().splitlines()
         return int(json.loads(lines[-1])["offset"])

@@ -1,7 +1,6 @@
-"""Pydantic models as schemas of Spark, and their values as rows and back.
+"""Spark schemas of pydantic models, and conversion of their values to rows and back.
 
-Each annotation becomes a `Shape`: a type of Spark, and how a value gets there and back. What
-Spark has no type for, such as a union, is kept as JSON text; nothing is left out.
+Each annotation becomes a `Shape`. What Spark has no type for, such as a union, is JSON text.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from collections.abc import (
     MutableSequence,
     MutableSet,
     Sequence,
+    Set as AbstractSet,
 )
-from collections.abc import Set as AbstractSet
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -87,7 +86,7 @@ _LITERALS: Final[Mapping[frozenset[type], Shape]] = {
 
 
 class _Field(NamedTuple):
-    """One field of something that becomes a struct."""
+    """One field of a struct."""
 
     name: str
     annotation: Any
@@ -95,20 +94,20 @@ class _Field(NamedTuple):
     is_required: bool = True
 
 
-# -- the public face -----------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------
 
 
 def spark_schema(model: type[BaseModel]) -> StructType:
-    """The columns of a model's fields, all nullable, in their order."""
+    """The Spark schema of a model's fields, all nullable."""
     return cast("StructType", model_shape(model).type)
 
 
 def to_row(message: BaseModel, model: type[BaseModel] | None = None) -> dict[str, Any]:
-    """The fields of a message as values of Spark; those of `model`, if it is a subclass of it.
+    """The fields of a message as a row; with `model`, a base class, only the fields of that.
 
     Raises:
-        ValueError: A value has no place in its column: a whole number beyond 64 bits, a
-            Decimal with more digits than the column, a duration beyond 292,000 years.
+        ValueError: A value does not fit its column: a whole number beyond 64 bits, a Decimal
+            with too many digits, a duration beyond 292,000 years.
     """
     return cast("dict[str, Any]", model_shape(model or type(message)).encode(message))
 
@@ -117,7 +116,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 def from_row(model: type[T], row: Mapping[str, Any]) -> T:
-    """The message that a row was made of.
+    """The message of a row.
 
     Raises:
         ValidationError: The row does not fit the model.
@@ -130,7 +129,7 @@ def from_row(model: type[T], row: Mapping[str, Any]) -> T:
 
 @lru_cache(maxsize=1024)
 def model_shape(model: type[BaseModel]) -> Shape:
-    """The shape of a model's fields, even if they are none."""
+    """The shape of a model, even without fields."""
     return _struct(_model_fields(model), (model,), attributes=True)
 
 
@@ -138,7 +137,7 @@ def model_shape(model: type[BaseModel]) -> Shape:
 
 
 def shape_of(annotation: Any, metadata: tuple[Any, ...] = (), seen: tuple[Any, ...] = ()) -> Shape:
-    """The shape of what a field is annotated with; `seen` are the classes around it."""
+    """The shape of an annotation; `seen` are the classes around it."""
     annotation, metadata = _unwrapped(annotation, metadata)
     if any(_is_json(one) for one in metadata):
         return shapes.JSON_SOURCE
@@ -162,14 +161,14 @@ def _plain(annotation: Any, metadata: tuple[Any, ...]) -> Shape | None:
 
 
 def _unwrapped(annotation: Any, metadata: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """Without `Annotated`, aliases and new types."""
+    """Unwrap `Annotated`, type aliases and new types."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation, *found = get_args(annotation)
             metadata = (*metadata, *_flat(found))
         elif isinstance(annotation, TypeAliasType):
             if _names_others(annotation.__value__):
-                return annotation, metadata  # perhaps itself, as JsonValue does
+                return annotation, metadata  # may name itself, as JsonValue does
             annotation = annotation.__value__
         elif isinstance(annotation, NewType):
             annotation = annotation.__supertype__
@@ -187,7 +186,7 @@ def _flat(metadata: Sequence[Any]) -> Iterator[Any]:
 
 
 def _names_others(annotation: Any) -> bool:
-    """Whether there are names in it that only pydantic can look up."""
+    """Whether it has forward references, which only pydantic can resolve."""
     if isinstance(annotation, (str, ForwardRef, TypeAliasType)):
         return True
     return any(_names_others(one) for one in get_args(annotation))
@@ -202,7 +201,7 @@ def _is_hashable(annotation: Any) -> bool:
 
 
 def _choice(annotation: Any, seen: tuple[Any, ...]) -> Shape | None:
-    """Optional is its other type, any other union is JSON; enumerations are their values."""
+    """Optional is its other type, other unions are JSON, enumerations are their values."""
     origin = get_origin(annotation)
     if is_union_origin(origin):
         members = [one for one in get_args(annotation) if one is not type(None)]
@@ -224,7 +223,7 @@ def _container(annotation: Any, seen: tuple[Any, ...]) -> Shape | None:
         return None
     arguments = get_args(annotation)
     if origin is tuple and arguments and arguments[-1] is not Ellipsis:
-        fields = [_Field(f"_{place}", one) for place, one in enumerate(arguments, 1)]
+        fields = [_Field(f"_{number}", one) for number, one in enumerate(arguments, 1)]
         return shapes.tuple_of(_struct(fields, seen, attributes=False))
     if origin in _LISTS or origin in _SETS:
         item = shape_of(arguments[0] if arguments else Any, seen=seen)
@@ -252,7 +251,7 @@ def _struct_of(annotation: Any, seen: tuple[Any, ...]) -> Shape | None:
         return _struct(fields, inside, attributes=False) if fields else None
     fields = _model_fields(kind) if issubclass(kind, BaseModel) else _dataclass_fields(kind)
     if not fields or getattr(kind, "model_config", {}).get("extra") == "allow":
-        return None  # fields that nobody knows would be lost
+        return None  # unknown fields would be lost
     return _struct(fields, inside, attributes=True)
 
 
@@ -260,14 +259,14 @@ def _typed_dict_fields(kind: type[Any]) -> list[_Field]:
     required: frozenset[str] = kind.__required_keys__
     fields: list[_Field] = []
     for name, one in get_type_hints(kind, include_extras=True).items():
-        # Where annotations are texts, the class itself does not know its NotRequired.
+        # With postponed annotations the class does not know its NotRequired.
         is_required = name in required and get_origin(one) is not NotRequired
         fields.append(_Field(name, _bare(one), (), is_required))
     return fields
 
 
 def _dataclass_fields(kind: type[Any]) -> list[_Field]:
-    """None if it is no dataclass, or has fields that it is not made from."""
+    """Fields of a dataclass; empty for others, and for fields with `init=False`."""
     if not dataclasses.is_dataclass(kind):
         return []
     own = dataclasses.fields(kind)
@@ -276,7 +275,7 @@ def _dataclass_fields(kind: type[Any]) -> list[_Field]:
 
 
 def _bare(annotation: Any) -> Any:
-    """Without `Required`, `NotRequired` and `ReadOnly`."""
+    """Unwrap `Required`, `NotRequired` and `ReadOnly`."""
     while get_origin(annotation) in (Required, NotRequired, ReadOnly):
         (annotation,) = get_args(annotation)
     return annotation
@@ -297,9 +296,8 @@ def _struct(fields: Sequence[_Field], seen: tuple[Any, ...], *, attributes: bool
 
 
 def known_subclasses(message_type: type[Message]) -> list[type[Message]]:
-    """A class and all that are below it, in the order in which they were defined."""
+    """A class and all its subclasses, in the order of definition."""
     found: dict[type[Message], None] = {message_type: None}
     for one in message_type.__subclasses__():
-        for below in known_subclasses(one):
-            found[below] = None
+        found.update(dict.fromkeys(known_subclasses(one)))
     return list(found)

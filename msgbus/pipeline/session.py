@@ -1,36 +1,43 @@
-"""Spark sessions: the user's as it is, or one of our own with settings that work."""
+"""Spark sessions: the user's unchanged, or a new one; and their progress on a terminal."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgbus.errors import MissingExtraError
 from msgbus.pipeline.java import find_java, java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 try:
     from pyspark.sql import SparkSession
 except ImportError as error:  # pragma: no cover (the tests have it)
     raise MissingExtraError("pyspark", extra="spark") from error
 
+__all__ = ["existing", "session"]
+
 DEFAULTS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
 }
-"""What every session of ours has."""
+"""Settings of every new session."""
 
 LOCAL: Final[Mapping[str, str]] = {
-    # Loopback: else Spark asks the network for a name of this host, and opens ports on it.
+    # Loopback: else Spark looks up the name of this host, and opens ports to the network.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
 }
-"""What a session on this machine has as well."""
+"""Settings of a local session."""
 
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
@@ -43,20 +50,20 @@ def session(
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """The given session as it is, else the active one as it is, else a new one.
+    """The given session, else the active one, both unchanged; else a new one.
 
     A new one runs on `master`, by default on all cores of this machine; under `spark-submit`,
-    and where SPARK_REMOTE is set, it runs where these say. `conf` comes on top.
+    and with SPARK_REMOTE, where these say. `conf` overrides our settings.
 
     Raises:
-        JavaNotFoundError: A new one is needed, and there is no Java for it.
+        JavaNotFoundError: A new session needs Java, and there is none.
     """
     return spark or existing() or _new_session(master, dict(conf or {}))
 
 
 def existing() -> SparkSession | None:
-    """A session that is there already: `getOrCreate` would put our settings into it."""
-    # Active is what this thread has used; in others only the class remembers.
+    """The existing session, if any: `getOrCreate` would change its settings."""
+    # The active session is per thread; the class knows that of other threads.
     active = SparkSession.getActiveSession()
     return active or getattr(SparkSession, "_instantiatedSession", None)
 
@@ -65,7 +72,7 @@ def _new_session(master: str | None, conf: dict[str, str]) -> SparkSession:
     builder = SparkSession.builder.appName("msgbus")
     if master is None and "SPARK_REMOTE" in os.environ:
         for key, value in {**DEFAULTS, **conf}.items():
-            if key.startswith("spark.sql."):  # the rest is the server's own affair
+            if key.startswith("spark.sql."):  # the others are the server's
                 builder = builder.config(key, value)
         return builder.getOrCreate()
     settings = {**DEFAULTS, **conf}
@@ -90,9 +97,8 @@ def _built(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkS
 
 
 def _quiet(conf: Mapping[str, str]) -> dict[str, str]:
-    """Errors only: Spark has much to say at its start that is no use to anybody."""
+    """Settings that log errors only."""
     if {"SPARK_CONF_DIR", "SPARK_HOME"} & os.environ.keys():
-        # The rest is as it was set up there.
         return {"spark.log.level": conf.get("spark.log.level", "ERROR")}
     mine = f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"
     return {_JAVA_OPTIONS: f"{mine} {conf.get(_JAVA_OPTIONS, '')}".rstrip()}
@@ -100,11 +106,11 @@ def _quiet(conf: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def _local_environment() -> Generator[None, None, None]:
-    """What the JVM of a local session finds in its environment, unless it is there already."""
+    """Set environment variables for the JVM of a local session, where they are unset."""
     wanted = {
-        # Of the workers: PATH's own may lack pyarrow, or be another version.
+        # For the workers: the Python on PATH may lack pyarrow, or be another version.
         "PYSPARK_PYTHON": sys.executable,
-        # Else it looks for an address of this host, and warns if that is loopback.
+        # Else Spark looks up an address of this host, and warns if that is loopback.
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     added = {name: value for name, value in wanted.items() if name not in os.environ}
@@ -114,3 +120,81 @@ def _local_environment() -> Generator[None, None, None]:
     finally:
         for name in added:
             del os.environ[name]
+
+
+EVERY: Final = 0.25
+_WIDTH: Final = 30
+
+
+class Tasks(NamedTuple):
+    """Tasks of the running stages."""
+
+    done: int
+    total: int
+
+
+@contextmanager
+def showing_progress(
+    spark: SparkSession, label: str, stream: IO[str] | None = None
+) -> Generator[None]:
+    """Show Spark's progress on one line while the block runs, and clear it afterwards.
+
+    Nothing is shown unless the stream is a terminal, nor through Spark Connect.
+    """
+    out = sys.stderr if stream is None else stream
+    tracker = tracker_of(spark) if out.isatty() else None
+    if tracker is None:
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(
+        target=_show, args=(tracker, label, out, done), name="msgbus-progress", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def tracker_of(spark: SparkSession) -> Any:
+    """Spark's status tracker; `None` through Spark Connect."""
+    try:
+        return spark.sparkContext.statusTracker()
+    except Exception:  # Connect raises its own errors
+        return None
+
+
+def tasks_of(tracker: Any) -> Tasks:
+    """The tasks of all running stages."""
+    done = total = 0
+    for stage_id in tracker.getActiveStageIds():
+        stage = tracker.getStageInfo(stage_id)
+        if stage is not None:
+            done += stage.numCompletedTasks
+            total += stage.numTasks
+    return Tasks(done, total)
+
+
+def line_of(label: str, tasks: Tasks) -> str:
+    """The line to show: `export [######--------] 12 of 40 tasks`."""
+    if not tasks.total:
+        return f"{label} ..."
+    filled = _WIDTH * tasks.done // tasks.total
+    bar = "#" * filled + "-" * (_WIDTH - filled)
+    return f"{label} [{bar}] {tasks.done} of {tasks.total} tasks"
+
+
+def _show(tracker: Any, label: str, out: IO[str], done: threading.Event) -> None:
+    shown = 0
+    while not done.wait(EVERY):
+        try:
+            line = line_of(label, tasks_of(tracker))
+        except Exception:  # the session was stopped
+            break
+        out.write("\r" + line.ljust(shown))
+        out.flush()
+        shown = len(line)
+    out.write("\r" + " " * shown + "\r")
+    out.flush()

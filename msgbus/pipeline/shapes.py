@@ -1,4 +1,4 @@
-"""Shapes: a type of Spark, and how values of Python get there and back."""
+"""Shapes: a Spark type, with conversion of Python values to it and back."""
 
 from __future__ import annotations
 
@@ -13,19 +13,7 @@ from uuid import UUID
 from pydantic import ConfigDict, PydanticUserError, RootModel, TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import from_json, to_json
-from pyspark.sql.types import (
-    BinaryType,
-    BooleanType,
-    DataType,
-    DateType,
-    DayTimeIntervalType,
-    DecimalType,
-    DoubleType,
-    LongType,
-    StringType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql import types
 
 Convert = Callable[[Any], Any]
 
@@ -34,22 +22,24 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 class Shape(NamedTuple):
-    """What becomes of one annotation. Both ways take `None` to `None`."""
+    """The Spark type of one annotation, and its conversions; `None` stays `None`."""
 
-    type: DataType
+    type: types.DataType
     encode: Convert
-    """From a value of Python to one that Arrow makes a value of Spark of."""
+    """From a Python value to one that Arrow takes."""
     decode: Convert
-    """From there to what pydantic makes the value of again."""
+    """From there to what pydantic validates."""
     is_plain: bool = True
-    """Whether it is a value of its own, not JSON text or a nested type, and never null."""
+    """Whether it is neither JSON text nor nested nor nullable."""
 
 
 def _same(value: Any) -> Any:
     return value
 
 
-def _made(kind: DataType, encode: Convert, decode: Convert = _same, *, plain: bool = True) -> Shape:
+def _made(
+    kind: types.DataType, encode: Convert, decode: Convert = _same, *, plain: bool = True
+) -> Shape:
     def there(value: Any) -> Any:
         return None if value is None else encode(value)
 
@@ -75,7 +65,7 @@ def _moment(value: datetime) -> datetime:
 
 
 def _aware(value: datetime) -> datetime:
-    # Spark hands out times of the machine's own zone, without saying so.
+    # Spark returns naive times of the machine's zone.
     return value.astimezone(UTC)
 
 
@@ -88,32 +78,32 @@ def _day(value: date) -> date:
     return value.date() if isinstance(value, datetime) else value
 
 
-TEXT: Final = _made(StringType(), str)
-INTEGER: Final = _made(LongType(), _integer)
-FLOAT: Final = _made(DoubleType(), float)
-BOOLEAN: Final = _made(BooleanType(), bool)
-BYTES: Final = _made(BinaryType(), bytes, bytes)
-DATE: Final = _made(DateType(), _day)
-MOMENT: Final = _made(TimestampType(), _moment, _aware)
-LOCAL_TIME: Final = _made(TimestampNTZType(), _same)
-DURATION: Final = _made(DayTimeIntervalType(), _duration)
-TIME_TEXT: Final = _made(StringType(), time.isoformat)
-UUID_TEXT: Final = _made(StringType(), str, UUID)
+TEXT: Final = _made(types.StringType(), str)
+INTEGER: Final = _made(types.LongType(), _integer)
+FLOAT: Final = _made(types.DoubleType(), float)
+BOOLEAN: Final = _made(types.BooleanType(), bool)
+BYTES: Final = _made(types.BinaryType(), bytes, bytes)
+DATE: Final = _made(types.DateType(), _day)
+MOMENT: Final = _made(types.TimestampType(), _moment, _aware)
+LOCAL_TIME: Final = _made(types.TimestampNTZType(), _same)
+DURATION: Final = _made(types.DayTimeIntervalType(), _duration)
+TIME_TEXT: Final = _made(types.StringType(), time.isoformat)
+UUID_TEXT: Final = _made(types.StringType(), str, UUID)
 
 DIGITS: Final = 38
-"""Digits of a Decimal in Spark, at most."""
+"""Digits of a Decimal at most."""
 
 SCALE: Final = 18
-"""Digits behind the point, unless the field says `decimal_places`."""
+"""Decimal places, unless the field has `decimal_places`."""
 
 
 def decimal(metadata: tuple[Any, ...]) -> Shape:
-    """A Decimal, with as many digits as the field's constraints say."""
+    """A Decimal with the digits of the field's constraints."""
     digits, places = _limit(metadata, "max_digits"), _limit(metadata, "decimal_places")
     scale = SCALE if places is None else min(places, DIGITS)
     precision = DIGITS if digits is None or places is None else min(max(digits, scale, 1), DIGITS)
     encode = partial(_fitting, precision=precision, scale=scale)
-    return _made(DecimalType(precision, scale), encode, _shortest)
+    return _made(types.DecimalType(precision, scale), encode, _shortest)
 
 
 def _limit(metadata: tuple[Any, ...], name: str) -> int | None:
@@ -132,18 +122,18 @@ def _fitting(value: Decimal, *, precision: int, scale: int) -> Decimal:
 
 
 def _shortest(value: Decimal) -> Decimal:
-    """Without the zeros that the column has added."""
+    """Remove the trailing zeros of the column."""
     short = value.normalize(Context(prec=4 * DIGITS))
     return short.quantize(Decimal(1)) if cast("int", short.as_tuple().exponent) > 0 else short
 
 
 def enum(kind: type[Enum]) -> Shape:
-    """The values of an enumeration, if they are all texts or all numbers."""
+    """The values of an enumeration if all are strings or all integers, else JSON."""
     kinds: set[type] = {type(member.value) for member in kind}
     if kinds == {str}:
-        return _made(StringType(), _value)
+        return _made(types.StringType(), _value)
     if kinds == {int} and all(abs(member.value) <= LARGEST for member in kind):
-        return _made(LongType(), _value)
+        return _made(types.LongType(), _value)
     return json_of(kind)
 
 
@@ -171,10 +161,10 @@ def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
 
 
 def json_of(annotation: Any) -> Shape:
-    """Values as JSON text, such as unions."""
+    """JSON text, for unions and others."""
     adapter = _adapter(annotation)
     if adapter is None:
-        return _made(StringType(), _any_json, from_json, plain=False)
+        return _made(types.StringType(), _any_json, from_json, plain=False)
 
     def encode(value: Any) -> str:
         return adapter.dump_json(value, round_trip=True, by_alias=False).decode()
@@ -182,7 +172,7 @@ def json_of(annotation: Any) -> Shape:
     def decode(text: str) -> Any:
         return adapter.validate_json(text, by_alias=False, by_name=True)
 
-    return _made(StringType(), encode, decode, plain=False)
+    return _made(types.StringType(), encode, decode, plain=False)
 
 
 def _any_json(value: Any) -> str:
@@ -190,14 +180,14 @@ def _any_json(value: Any) -> str:
 
 
 def other(annotation: Any) -> Shape:
-    """Types that Spark does not have: as text if their JSON always is one, else as JSON."""
+    """Other types: a string if their JSON always is one, else JSON text."""
     adapter = _adapter(annotation)
     if adapter is not None and _kind_in_json(adapter) == "string":
 
         def encode(value: Any) -> str:
             return str(adapter.dump_python(value, mode="json", round_trip=True))
 
-        return _made(StringType(), encode)
+        return _made(types.StringType(), encode)
     return json_of(annotation)
 
 
@@ -208,20 +198,20 @@ def _kind_in_json(adapter: TypeAdapter[Any]) -> str | None:
         return None
 
 
-JSON_SOURCE: Final = _made(StringType(), _any_json, plain=False)
-"""A field of pydantic's `Json`: text on the outside, a value inside."""
+JSON_SOURCE: Final = _made(types.StringType(), _any_json, plain=False)
+"""A field of pydantic's `Json`."""
 
 
 # -- nested types --------------------------------------------------------------------------
 
 
 def optional(inner: Shape) -> Shape:
-    """The same, with nothing as a value."""
+    """A nullable shape."""
     return _made(inner.type, inner.encode, inner.decode, plain=False)
 
 
-def array_of(item: Shape, kind: DataType, *, is_sorted: bool) -> Shape:
-    """Lists, and sets in an order that is the same on every worker."""
+def array_of(item: Shape, kind: types.DataType, *, is_sorted: bool) -> Shape:
+    """Lists, and sets in an order that is the same on all workers."""
 
     def encode(values: Any) -> list[Any]:
         ordered = sorted(values, key=_any_json) if is_sorted else values
@@ -233,8 +223,8 @@ def array_of(item: Shape, kind: DataType, *, is_sorted: bool) -> Shape:
     return _made(kind, encode, decode, plain=False)
 
 
-def map_of(key: Shape, value: Shape, kind: DataType) -> Shape:
-    """Mappings with texts or numbers as keys."""
+def map_of(key: Shape, value: Shape, kind: types.DataType) -> Shape:
+    """Mappings with strings or integers as keys."""
 
     def encode(items: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
         return [(key.encode(name), value.encode(one)) for name, one in items.items()]
@@ -246,9 +236,9 @@ def map_of(key: Shape, value: Shape, kind: DataType) -> Shape:
 
 
 def struct_of(
-    fields: Mapping[str, Shape], kind: DataType, *, attributes: bool, optional: frozenset[str]
+    fields: Mapping[str, Shape], kind: types.DataType, *, attributes: bool, optional: frozenset[str]
 ) -> Shape:
-    """Models, dataclasses (`attributes`) and dictionaries with known keys."""
+    """Models and dataclasses (`attributes`), and dictionaries with known keys."""
 
     def encode(value: Any) -> dict[str, Any]:
         if attributes:
@@ -269,7 +259,7 @@ def tuple_of(struct: Shape) -> Shape:
     """Tuples of a fixed length: a struct of `_1`, `_2` and so on."""
 
     def encode(values: tuple[Any, ...]) -> Any:
-        return struct.encode({f"_{place}": value for place, value in enumerate(values, 1)})
+        return struct.encode({f"_{number}": value for number, value in enumerate(values, 1)})
 
     def decode(row: Any) -> tuple[Any, ...]:
         return tuple(struct.decode(row).values())
@@ -278,7 +268,7 @@ def tuple_of(struct: Shape) -> Shape:
 
 
 def root_of(inner: Shape) -> Shape:
-    """A model that is one value."""
+    """A root model."""
 
     def encode(value: RootModel[Any]) -> Any:
         return inner.encode(value.root)

@@ -1,4 +1,4 @@
-"""What happened on a worker, out of texts that also say how Spark got there."""
+"""Extract the error of a worker from the texts of Spark's errors."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _NOTES: Final = 3
 
 
 def what_happened(text: str) -> str:
-    """The error, where in the user's code it was raised, and what was noted about it."""
+    """The error, where in the user's code it was raised, and its notes."""
     errors = list(_ERROR.finditer(text))
     if not errors:
         return _sentence(text.strip().partition("\n")[0])
     last = errors[-1]
     return " ".join(
-        [_sentence(last[0] + _place(text[: last.start()])), *_notes(text[last.end() :])]
+        [_sentence(last[0] + _location(text[: last.start()])), *_notes(text[last.end() :])]
     )
 
 
-def _place(traceback: str) -> str:
+def _location(traceback: str) -> str:
     frames = [one for one in _FRAME.findall(traceback) if not _NOT_THE_USERS.search(one[0])]
     if not frames:
         return ""
@@ -36,7 +36,7 @@ def _place(traceback: str) -> str:
 
 
 def _notes(rest: str) -> list[str]:
-    """Lines behind an error are what was added to it; Spark's own begin with a space."""
+    """The lines after an error are its notes; Spark's own begin with a space."""
     notes: list[str] = []
     for line in rest.removeprefix("\n").split("\n")[:_NOTES]:
         if not line or line[0].isspace():

@@ -1,4 +1,7 @@
-"""The command line of the pipeline. Nothing here imports pyspark before a command needs it."""
+"""The command line of the pipeline: `python -m msgbus.pipeline`.
+
+Imported by `__main__` alone; imports pyspark only when a command needs it.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,15 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code says how it went."""
+    """Run one command, and return its exit code."""
     options = parse(arguments)
     try:
         code: int = options.run(options)
     except KeyboardInterrupt:
         sys.stderr.write("\nInterrupted.\n")
         return 130
-    except Exception as error:  # the border: whatever it is, people get one clear text
-        fault = explain(error)
-        sys.stderr.write(f"{fault.text}\n")
-        return fault.code
+    except Exception as error:  # users get one text, not a traceback
+        failure = explain(error)
+        sys.stderr.write(f"{failure.text}\n")
+        return failure.code
     return code

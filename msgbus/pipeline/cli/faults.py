@@ -1,4 +1,4 @@
-"""What went wrong, for people: one text that says what to do, and an exit code."""
+"""Errors as a text with the fix, and an exit code."""
 
 from __future__ import annotations
 
@@ -36,35 +36,37 @@ exit codes:
   7  the master cannot be reached"""
 
 
-class Fault(NamedTuple):
-    """An error as people and scripts see it."""
+class CommandFailure(NamedTuple):
+    """The text and exit code of an error."""
 
     code: int
     text: str
 
 
-def explain(error: BaseException) -> Fault:
-    """What to print, and what to end with."""
+def explain(error: BaseException) -> CommandFailure:
+    """The text to print, and the exit code."""
     if isinstance(error, MsgBusError):
-        return Fault(_code(error), str(error))
+        return CommandFailure(_code(error), str(error))
     text = str(error)
     missing = re.findall(r"ModuleNotFoundError: No module named '([^']+)'", text)
     if missing:
-        return Fault(WORKER, _cannot_import(missing[-1]))
+        return CommandFailure(WORKER, _cannot_import(missing[-1]))
     if "JAVA_GATEWAY_EXITED" in text:
-        return Fault(JAVA, f"Java did not start. {what_happened(text)} See what `doctor` says.")
+        return CommandFailure(
+            JAVA, f"Java did not start. {what_happened(text)} See what `doctor` says."
+        )
     if re.search(r"[Mm]asters are unresponsive|Could not parse Master URL|Failed to connect", text):
-        return Fault(
+        return CommandFailure(
             MASTER,
             f"Spark's master cannot be reached. {what_happened(text)} Check --master, that it "
             f"runs, and that it has the same version of Spark as pyspark here.",
         )
     if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("pyspark"):
-        return Fault(EXTRA, str(MissingExtraError("pyspark", extra="spark")))
+        return CommandFailure(EXTRA, str(MissingExtraError("pyspark", extra="spark")))
     found = what_happened(text)
-    # An error of a worker has a name of its own; that of Spark's around it says nothing.
+    # An error of a worker has a name; that of Spark's error around it says nothing.
     is_named = "Traceback (most recent call last)" in text
-    return Fault(FAILED, found if is_named else f"{type(error).__name__}: {found}")
+    return CommandFailure(FAILED, found if is_named else f"{type(error).__name__}: {found}")
 
 
 def _code(error: MsgBusError) -> int:

@@ -1,4 +1,4 @@
-"""What may be typed, and how it is explained."""
+"""The arguments of the commands, and their help."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-from msgbus.pipeline import import_string as targets
 from msgbus.pipeline.cli.faults import CODES
+from msgbus.pipeline.import_string import import_string
 
 Run = Callable[[argparse.Namespace], int]
 
 ABOUT: Final = f"""\
-Look at what a bus has done, with Spark.
+Reports, exports, replays and streams of a journal, with Spark.
 
-  python -m msgbus.pipeline doctor                       is everything here that it takes?
+  python -m msgbus.pipeline doctor                       check Java, packages, workers
   python -m msgbus.pipeline report shop.db               one HTML file with charts
-  python -m msgbus.pipeline export shop.db lake/         the journal as Parquet, as far as it is new
-  python -m msgbus.pipeline replay shop.db shop:Totals   a read model from the beginning
+  python -m msgbus.pipeline export shop.db lake/         new messages as Parquet files
+  python -m msgbus.pipeline replay shop.db shop:Totals   rebuild a read model
   python -m msgbus.pipeline stream shop.db shop:notice --checkpoint state/
 
 The journal is a path or a URL: shop.db, sqlite:///shop.db. Spark runs on this machine unless
---master names another place; its settings are given by --conf. The first start takes seconds.
+--master says otherwise; its settings are given by --conf. The first start takes seconds.
 On a terminal a line shows how many tasks are done of all.
 
 {CODES}"""
 
 DOCTOR: Final = """\
-Say which Java and which packages are used, start Spark, run a tiny job, and see whether the
-workers can import msgbus. With a journal, read its end as well.
+Show which Java and which packages are used, start Spark, run a small job, and check that the
+workers can import msgbus. With a journal, read it too.
 
   python -m msgbus.pipeline doctor
   python -m msgbus.pipeline doctor shop.db --master spark://host:7077 --json"""
@@ -59,17 +59,17 @@ projection is: module:Class. Events of one key are applied in the order of the j
   python -m msgbus.pipeline replay shop.db shop.projections:Totals --json | jq .rows"""
 
 STREAM: Final = """\
-Hand new events on, batch by batch, until it is interrupted, or with --once until now. TARGET
+Process new events in batches, until it is interrupted, or with --once until now. TARGET
 is a function with @pipeline.on_batch, as module:function. Without one, --to names a folder, and
-all messages go to Parquet files in it. --checkpoint remembers how far it is: start again with
-the same one, and it goes on, with no event lost and none doubled in the table.
+all messages go to Parquet files in it. --checkpoint stores the offset: start again with the
+same one, and it goes on, with each event in the table exactly once.
 
   python -m msgbus.pipeline stream shop.db shop.batches:notice --checkpoint state/
   python -m msgbus.pipeline stream shop.db --to table/ --checkpoint state/ --once"""
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """What was asked for."""
+    """Parse the arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m msgbus.pipeline",
         description=ABOUT,
@@ -128,10 +128,8 @@ def _range(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(commands: Any) -> None:
-    parser = _command(
-        commands, "doctor", _lazily("doctor"), DOCTOR, "say what is there, and try it"
-    )
-    parser.add_argument("journal", metavar="JOURNAL", nargs="?", help="a journal to look at, too")
+    parser = _command(commands, "doctor", _lazily("doctor"), DOCTOR, "check the installation")
+    parser.add_argument("journal", metavar="JOURNAL", nargs="?", help="a journal to check too")
 
 
 def _report(commands: Any) -> None:
@@ -169,7 +167,7 @@ def _replay(commands: Any) -> None:
 
 def _stream(commands: Any) -> None:
     parser = _command(
-        commands, "stream", _lazily("stream"), STREAM, "hand new events on in batches"
+        commands, "stream", _lazily("stream"), STREAM, "process new events in batches"
     )
     _journal(parser)
     parser.add_argument(
@@ -177,7 +175,7 @@ def _stream(commands: Any) -> None:
     )
     parser.add_argument("--to", metavar="FOLDER", help="instead of a handler: a table of messages")
     parser.add_argument(
-        "--checkpoint", metavar="FOLDER", required=True, help="where it remembers how far it is"
+        "--checkpoint", metavar="FOLDER", required=True, help="where the offset is stored"
     )
     parser.add_argument("--once", action="store_true", help="end with what is there now")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="a batch at most this often")
@@ -194,7 +192,7 @@ def _stream(commands: Any) -> None:
 
 
 def _lazily(name: str) -> Run:
-    """A command, imported when it is run: `--help` needs no Spark."""
+    """A command that is imported when it runs: `--help` needs no Spark."""
 
     def run(options: argparse.Namespace) -> int:
         module = importlib.import_module("msgbus.pipeline.cli.commands")
@@ -231,11 +229,7 @@ def _count(text: str) -> int:
 
 
 def load(target: str) -> Any:
-    """What `module:name` names; the working folder counts, as it does for `python -m`.
-
-    Raises:
-        PipelineOptionError: There is no such thing.
-    """
+    """Import `module:name`, from the working folder too, as `python -m` does."""
     if "" not in sys.path:
         sys.path.insert(0, "")
-    return targets.load(target)
+    return import_string(target)

@@ -1,17 +1,18 @@
-"""Jobs over the tables of a journal: pure functions from DataFrame to DataFrame.
+"""Jobs: pure functions from DataFrame to DataFrame over `messages` and `deliveries`.
 
-Each takes `messages` and, where it needs them, `deliveries`, from wherever they come: a journal,
-the lake, or both together. None of them runs anything; Spark does, when the result is asked for.
+Imported by the report and by users; import nothing of msgbus. Nothing runs before an action does.
 """
 
-from msgbus.pipeline.jobs.attempts import MESSAGE_COLUMNS, tries
-from msgbus.pipeline.jobs.causes import cause_of
-from msgbus.pipeline.jobs.failures import dead_letters, failures, retries
-from msgbus.pipeline.jobs.flows import chains, depths, effects
-from msgbus.pipeline.jobs.metrics import histogram, merge_histogram, percentiles
-from msgbus.pipeline.jobs.sessions import sessions, timeline
-from msgbus.pipeline.jobs.stuck import slowest, stuck
-from msgbus.pipeline.jobs.throughput import merge_throughput, throughput
+from msgbus.pipeline.jobs.attempts import MESSAGE_COLUMNS, named_deliveries
+from msgbus.pipeline.jobs.failures import cause_of, dead_letters, failures, retries, slowest, stuck
+from msgbus.pipeline.jobs.flows import chains, depths, effects, sessions, timeline
+from msgbus.pipeline.jobs.metrics import (
+    histogram,
+    merge_histogram,
+    merge_throughput,
+    percentiles,
+    throughput,
+)
 
 __all__ = [
     "MESSAGE_COLUMNS",
@@ -24,6 +25,7 @@ __all__ = [
     "histogram",
     "merge_histogram",
     "merge_throughput",
+    "named_deliveries",
     "percentiles",
     "retries",
     "sessions",
@@ -31,5 +33,4 @@ __all__ = [
     "stuck",
     "throughput",
     "timeline",
-    "tries",
 ]

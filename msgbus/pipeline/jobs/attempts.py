@@ -1,22 +1,21 @@
-"""Deliveries as tries: with the type of their message, and what their outcome means.
+"""Deliveries as attempts: the type of their message, and what their outcome means.
 
-A row of `deliveries` is one try of one handler with one message. `dead_lettered` and `dropped` say
-what was decided after the last try: if such a row has a run time, it is that try as well, else the
-try is a row of its own before it. All jobs read the outcomes alike, by this module.
+A row of `deliveries` is one attempt of one handler with one message. `dead_lettered` and `dropped`
+are decisions after the last attempt: a row with a run time is that attempt too, else the attempt is
+the row before it.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as sql
+from pyspark.sql import Column, DataFrame, functions as sql
 
 ANSWERED: Final = ("ok", "refused")
-"""The handler has answered; a refusal is an answer, and nothing broke."""
+"""The handler has answered; a refusal is an answer."""
 
-GIVEN_UP: Final = ("dead_lettered", "dropped")
-"""Nobody will try again."""
+DEAD: Final = ("dead_lettered", "dropped")
+"""Dead-lettered or dropped: there is no further attempt."""
 
 FAILED: Final = ("failed", "timed_out")
 """The handler was called and did not answer."""
@@ -25,16 +24,16 @@ MESSAGE_COLUMNS: Final = (
     *("offset", "message_id", "name", "kind", "time"),
     *("causation_id", "root_id", "depth", "session_id"),
 )
-"""What all jobs together need of messages: never the payloads, which are most of a journal."""
+"""The columns of messages that jobs need: never the payloads, which are most of a journal."""
 
 _MINUTE: Final = 60_000_000
 
 
-def tries(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
-    """Deliveries with `name` and `session_id` of their message; both null if it is not there.
+def named_deliveries(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """Deliveries with `name` and `session_id` of their message; null if that is missing.
 
-    What has been through here is taken as it is. To run several jobs, do it once and keep it:
-    `deliveries = tries(messages, deliveries).persist()`.
+    A result of this function is returned as it is. To run several jobs, compute it once:
+    `deliveries = named_deliveries(messages, deliveries).persist()`.
     """
     if "name" in deliveries.columns:
         return deliveries
@@ -43,7 +42,7 @@ def tries(messages: DataFrame, deliveries: DataFrame) -> DataFrame:
 
 
 def minute_of(time: Column) -> Column:
-    """The beginning of the minute, whatever the time zone of the session."""
+    """The start of the minute, whatever the time zone of the session."""
     micros = sql.unix_micros(time)
     return sql.timestamp_micros(micros - sql.pmod(micros, sql.lit(_MINUTE)))
 
@@ -54,35 +53,30 @@ def seconds_between(start: Column, end: Column) -> Column:
 
 
 def happened() -> Column:
-    """Deliveries in the order in which they ended.
+    """Sort key of deliveries, in the order in which they ended.
 
-    Not by their ids: a journal writes what was tried a moment later than what was decided after it.
+    Not their ids: a journal may write an attempt after the decision that followed it.
     """
-    is_decision = sql.col("outcome").isin(*GIVEN_UP)
+    is_decision = sql.col("outcome").isin(*DEAD)
     return sql.struct("time", is_decision, "id")
 
 
-def is_try() -> Column:
-    """Whether a row is a try, not only what was decided after it."""
-    return ~sql.col("outcome").isin(*GIVEN_UP) | (sql.col("run") > 0)
+def is_attempt() -> Column:
+    """Whether a row is an attempt, not only the decision after it."""
+    return ~sql.col("outcome").isin(*DEAD) | (sql.col("run") > 0)
 
 
 def is_failed() -> Column:
-    """Whether a row is a try that failed."""
+    """Whether a row is a failed attempt."""
     outcome = sql.col("outcome")
-    return outcome.isin(*FAILED) | (outcome.isin(*GIVEN_UP) & (sql.col("run") > 0))
+    return outcome.isin(*FAILED) | (outcome.isin(*DEAD) & (sql.col("run") > 0))
 
 
 def is_outcome(outcome: str) -> Column:
-    """Whether a try ended so."""
+    """Whether a row has this outcome."""
     return sql.col("outcome") == sql.lit(outcome)
 
 
-def count_of(condition: Column) -> Column:
-    """How many rows of a group fulfil a condition."""
-    return sql.count_if(condition)
-
-
 def share(part: str, whole: str) -> Column:
-    """One column divided by another; null if there is nothing to divide by."""
+    """One column divided by another; null if that is 0."""
     return sql.try_divide(sql.col(part).cast("double"), sql.col(whole).cast("double"))

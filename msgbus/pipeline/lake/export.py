@@ -1,35 +1,45 @@
-"""Exporting a journal to a lake: what is new, in ranges, each sealed at a stroke."""
+"""Export new rows of a journal to a lake, in ranges that are sealed one by one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as sql
+from pyspark.sql import DataFrame, Row, SparkSession, functions as sql
 
 from msgbus.errors import WrongLakeError
-from msgbus.pipeline.arrow import Batch
-from msgbus.pipeline.lake.folder import Lake, Segment, Staged
-from msgbus.pipeline.lake.writing import Place, stage, stage_ranges
-from msgbus.pipeline.source.journal_file import batches
+from msgbus.pipeline.arrow import (
+    Batch,
+    Batches,
+    BatchFunction,
+    Schema,
+    arrow_schema,
+    in_tasks,
+    mapped,
+    pa,
+)
+from msgbus.pipeline.lake.folder import Lake, SealedSegment, StagedFile
+from msgbus.pipeline.source.journal_file import Bounds, Range, batches, bounds_of, reading, split
 from msgbus.pipeline.source.options import ReadOptions
-from msgbus.pipeline.source.ranges import Bounds, Range, bounds_of, reading, split
-from msgbus.pipeline.source.reader import check_sealed, query_of
+from msgbus.pipeline.source.source import check_sealed, query_of
 from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES, Table
 
 if TYPE_CHECKING:
     from msgbus.pipeline.pipeline import Pipeline
 
+
 SEGMENT: Final = 2_000_000
-"""Offsets of one sealed range: what an export that is broken off has to do again, at most."""
+"""Offsets per sealed range: an interrupted export repeats at most one."""
 
 
 class Frames(NamedTuple):
-    """Tables to export that come from somewhere else than a journal of this machine."""
+    """Tables to export, instead of a journal on this machine."""
 
     messages: DataFrame
     deliveries: DataFrame
@@ -38,38 +48,15 @@ class Frames(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """What an export has added to the lake."""
+    """What an export has added to the lake: rows and Parquet files."""
 
     messages: int
-    """Rows."""
-
     deliveries: int
-    """Rows."""
-
     files: int
-    """Parquet files."""
-
     sealed: int
-    """The last offset that the lake holds, from this or an earlier export."""
-
+    """The last offset that the lake holds."""
     missing: tuple[tuple[int, int], ...] = ()
     """Offsets, from and to, that were trimmed from the journal before they could be exported."""
-
-
-class Origin(Protocol):
-    """Where rows come from."""
-
-    def bounds(self, table: Table) -> Bounds:
-        """What there is now."""
-        ...
-
-    def stage(self, table: Table, span: tuple[int, int], sealed: int, place: Place) -> list[Staged]:
-        """Files of all rows from one position to another; messages up to `sealed` may be gone."""
-        ...
-
-    def message_id(self, offset: int) -> str | None:
-        """The id of the message at an offset, if it is there."""
-        ...
 
 
 def export(
@@ -77,18 +64,18 @@ def export(
     lake: str | os.PathLike[str],
     *,
     segment: int = SEGMENT,
-    on_sealed: Callable[[Segment], object] | None = None,
+    on_sealed: Callable[[SealedSegment], object] | None = None,
 ) -> ExportReport:
     """Add to the lake what it does not have yet, and return when all of it is sealed.
 
-    Rows that come in meanwhile are left to the next export. If this one is broken off, at
-    whatever moment, the next one goes on from the last range that was sealed; no row is ever in
-    the lake twice. Only one export of a lake runs at a time.
+    Rows that come meanwhile are left to the next export. After an interruption at any moment, the
+    next export goes on from the last sealed range; no row is ever in the lake twice. Only one
+    export to a lake runs at a time.
 
     Args:
-        source: A pipeline, or frames with the columns of one.
-        lake: Its folder, which is made if it is not there. Workers must see it as well.
-        segment: Offsets of one sealed range.
+        source: A pipeline, or frames with its columns.
+        lake: Its folder, created if missing. Workers must see it too.
+        segment: Offsets per sealed range.
         on_sealed: Called after each range.
 
     Raises:
@@ -98,8 +85,8 @@ def export(
         TrimmedError: The journal was trimmed while it was read; export again.
     """
     folder = Lake(lake)
-    origin: Origin = _Given(source) if isinstance(source, Frames) else _Live(source)
-    made: list[Segment] = []
+    origin = _FramesOrigin(source) if isinstance(source, Frames) else _JournalOrigin(source)
+    made: list[SealedSegment] = []
     missing: list[tuple[int, int]] = []
     with folder.exporting() as staging:
         _check_identity(folder, origin)
@@ -117,10 +104,10 @@ def export(
 
 
 def trimmable(pipe: Pipeline, lake: str | os.PathLike[str]) -> int:
-    """The offset before which the journal may be trimmed, as the lake has everything of it.
+    """The offset before which the journal may be trimmed: the lake has everything below it.
 
-    For `await journal.trim(before=...)`. Messages whose deliveries are not all sealed stay: they
-    would go with them. What a cursor has not passed stays in any case.
+    For `await journal.trim(before=...)`. Messages with deliveries that are not sealed stay, as
+    trimming would remove those too.
     """
     folder = Lake(lake)
     end = folder.sealed(MESSAGES.name) + 1
@@ -141,17 +128,21 @@ def _ranges(first: int, last: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def _seal(
-    folder: Lake, origin: Origin, table: Table, span: tuple[int, int], staging: Path
-) -> Segment:
+    folder: Lake,
+    origin: _JournalOrigin | _FramesOrigin,
+    table: Table,
+    span: tuple[int, int],
+    staging: Path,
+) -> SealedSegment:
     first, last = span
     sealed = first - 1 if table is MESSAGES else folder.sealed(MESSAGES.name)
-    staged = origin.stage(table, span, sealed, Place(folder.path, staging))
+    staged = origin.stage(table, span, sealed, LakePaths(folder.path, staging))
     anchor = origin.message_id(last) if table is MESSAGES else None
-    return folder.seal(Segment(table.name, first, last, 0, (), anchor), staged)
+    return folder.seal(SealedSegment(table.name, first, last, 0, (), anchor), staged)
 
 
-def _check_identity(folder: Lake, origin: Origin) -> None:
-    """Raise if the lake was filled from another journal; by the last message that both have."""
+def _check_identity(folder: Lake, origin: _JournalOrigin | _FramesOrigin) -> None:
+    """Raise if the lake was filled from another journal, by the last sealed message."""
     segments = folder.segments(MESSAGES.name)
     if not segments:
         return
@@ -163,7 +154,9 @@ def _check_identity(folder: Lake, origin: Origin) -> None:
         raise WrongLakeError(path=str(folder.path), offset=last.last)
 
 
-def _report(folder: Lake, made: list[Segment], missing: list[tuple[int, int]]) -> ExportReport:
+def _report(
+    folder: Lake, made: list[SealedSegment], missing: list[tuple[int, int]]
+) -> ExportReport:
     rows = {table.name: 0 for table in (MESSAGES, DELIVERIES)}
     for one in made:
         rows[one.table] += one.rows
@@ -177,8 +170,8 @@ def _report(folder: Lake, made: list[Segment], missing: list[tuple[int, int]]) -
 
 
 @final
-class _Live:
-    """A journal's file."""
+class _JournalOrigin:
+    """Rows of a journal."""
 
     def __init__(self, pipe: Pipeline) -> None:
         self._pipe = pipe
@@ -186,7 +179,9 @@ class _Live:
     def bounds(self, table: Table) -> Bounds:
         return bounds_of(self._pipe.path, table)
 
-    def stage(self, table: Table, span: tuple[int, int], sealed: int, place: Place) -> list[Staged]:
+    def stage(
+        self, table: Table, span: tuple[int, int], sealed: int, paths: LakePaths
+    ) -> list[StagedFile]:
         check_sealed(self._pipe.path, sealed)
         options = ReadOptions(path=self._pipe.path, table=table, codec=self._pipe.codec)
         columns = tuple(table.columns)
@@ -194,7 +189,7 @@ class _Live:
         def read(part: Range) -> Iterator[Batch]:
             return batches(query_of(options, columns, part), options.engine)
 
-        return stage_ranges(self._pipe.spark, read, split(*span), table, place)
+        return stage_ranges(self._pipe.spark, read, split(*span), table, paths)
 
     def message_id(self, offset: int) -> str | None:
         with reading(self._pipe.path) as connection:
@@ -205,8 +200,8 @@ class _Live:
 
 
 @final
-class _Given:
-    """Frames of any origin; what they hold is found by looking through them."""
+class _FramesOrigin:
+    """Rows of frames."""
 
     def __init__(self, frames: Frames) -> None:
         self._frames = {MESSAGES.name: frames.messages, DELIVERIES.name: frames.deliveries}
@@ -221,12 +216,131 @@ class _Given:
         table: Table,
         span: tuple[int, int],
         sealed: int,  # noqa: ARG002
-        place: Place,
-    ) -> list[Staged]:
+        paths: LakePaths,
+    ) -> list[StagedFile]:
         rows = self._frames[table.name].where(sql.col(table.position).between(*span))
-        return stage(rows, table, place)
+        return stage(rows, table, paths)
 
     def message_id(self, offset: int) -> str | None:
         frame = self._frames[MESSAGES.name].where(sql.col("offset") == offset)
         rows = frame.select("message_id").collect()
         return str(rows[0][0]) if rows else None
+
+
+ROW_GROUP: Final = 100_000
+"""Rows per row group."""
+
+_RESULT: Final = "path string, date string, rows long, first long"
+
+pc: Any = import_module("pyarrow.compute")
+pq: Any = import_module("pyarrow.parquet")
+
+Rows: TypeAlias = Any
+"""A `pyarrow.Table`."""
+
+
+class LakePaths(NamedTuple):
+    """Where files are staged."""
+
+    lake: Path
+    staging: Path
+
+
+def stage(frame: DataFrame, table: Table, paths: LakePaths) -> list[StagedFile]:
+    """Write the rows of a frame to files in the staging folder, one per task and day.
+
+    A repeated task writes new files; those of its first attempt are not in the result.
+    """
+    return _staged(mapped(frame.select(*table.columns), _writer(table, paths), _RESULT))
+
+
+def stage_ranges(
+    spark: SparkSession,
+    read: Callable[[Range], Batches],
+    ranges: Sequence[Range],
+    table: Table,
+    paths: LakePaths,
+) -> list[StagedFile]:
+    """The same for ranges that tasks read themselves."""
+    return _staged(in_tasks(spark, read, ranges, _writer(table, paths), _RESULT))
+
+
+def _staged(frame: DataFrame) -> list[StagedFile]:
+    rows: list[Row] = frame.collect()
+    return [StagedFile(row["path"], row["date"], row["rows"], row["first"]) for row in rows]
+
+
+def _writer(table: Table, paths: LakePaths) -> BatchFunction:
+    # Not Spark's own writer: it takes the form of timestamps from the session's settings, which
+    # are the user's, and reports too late which files it wrote.
+    schema, position = arrow_schema(table.schema), table.position
+    lake, staging = str(paths.lake), str(paths.staging)
+
+    def write(batches: Batches) -> Batches:
+        days: dict[date, DayFile] = {}
+        try:
+            for batch in batches:
+                for day, rows in _by_day(pa.Table.from_batches([batch]).cast(schema)):
+                    if day not in days:
+                        days[day] = DayFile(schema, position, Path(staging), day)
+                    days[day].add(rows)
+        finally:
+            for one in days.values():
+                one.close()
+        yield _result(list(days.values()), Path(lake))
+
+    return write
+
+
+@final
+class DayFile:
+    """Writes the rows of one task and one day."""
+
+    def __init__(self, schema: Schema, position: str, staging: Path, day: date) -> None:
+        self.date = day.isoformat()
+        self.rows = 0
+        self.first = 0
+        self.path = staging / f"{uuid.uuid4().hex}.parquet"
+        self._position = position
+        self._waiting: list[Rows] = []
+        self._writer = pq.ParquetWriter(self.path, schema, compression="zstd")
+
+    def add(self, rows: Rows) -> None:
+        """Write these rows, now or on `close`."""
+        lowest = int(pc.min(rows[self._position]).as_py())
+        self.first = lowest if not self.rows else min(self.first, lowest)
+        self.rows += rows.num_rows
+        self._waiting.append(rows)
+        if sum(one.num_rows for one in self._waiting) >= ROW_GROUP:
+            self._flush()
+
+    def close(self) -> None:
+        """Write the rest, and flush to disk."""
+        self._flush()
+        self._writer.close()
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.concat_tables(self._waiting), ROW_GROUP)
+            self._waiting = []
+
+
+def _by_day(rows: Rows) -> Iterator[tuple[date, Rows]]:
+    """Rows by day in UTC."""
+    days = pc.cast(rows["time"], pa.date32())
+    found: list[date] = pc.unique(days).to_pylist()
+    for day in found:
+        yield day, rows if len(found) == 1 else rows.filter(pc.equal(days, pa.scalar(day)))
+
+
+def _result(files: list[DayFile], lake: Path) -> Batch:
+    return pa.RecordBatch.from_pydict(
+        {
+            "path": pa.array([one.path.relative_to(lake).as_posix() for one in files], pa.string()),
+            "date": pa.array([one.date for one in files], pa.string()),
+            "rows": pa.array([one.rows for one in files], pa.int64()),
+            "first": pa.array([one.first for one in files], pa.int64()),
+        }
+    )

@@ -1,4 +1,4 @@
-"""A lake's folder: which ranges are sealed, and how one is sealed at a stroke.
+"""The folder of a lake: its sealed ranges, and how a range is sealed atomically.
 
     lake/
       messages/date=2026-03-01/00000000000000000001-00000000000000250000-0.parquet
@@ -9,10 +9,10 @@
       _lock                                       held while an export runs
 
 A range is sealed in three steps: its files are finished in `_staging`; `pending.json` names them;
-they are renamed into their table, and `pending.json` is renamed to the range's own name. Whatever
-happens between two steps, the next export sees from `pending.json` what is left to do: with it, it
-finishes the renames, which may be repeated; without it, it throws `_staging` away. So a row is in
-the tables once, and a range is in the manifest when all its rows are in the tables.
+they are renamed into their table, and `pending.json` is renamed to the range's own name. After a
+crash between two steps, the next export finishes the renames if there is a `pending.json`, and else
+removes `_staging`. So a row is in the tables once, and a range is in the manifest when all its rows
+are in the tables.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import uuid
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple, final
+from typing import IO, Any, Final, NamedTuple, final
 
 from msgbus.errors import LakeBusyError, LakeDamagedError
-from msgbus.pipeline.lake.locking import locked
 
 FORMAT: Final = 1
 _WIDTH: Final = 20  # digits of the largest offset, so that names sort as numbers do
 
 
-class Staged(NamedTuple):
-    """A finished file that no table has yet."""
+class StagedFile(NamedTuple):
+    """A finished file that is not in a table yet."""
 
     path: str
-    """Where it is, from the lake's folder."""
+    """Relative to the lake's folder."""
     date: str
     """The day of its rows, as in `2026-03-01`."""
     rows: int
@@ -45,30 +45,27 @@ class Staged(NamedTuple):
     """The lowest offset or id in it."""
 
 
-class Segment(NamedTuple):
-    """A sealed range of a table: both ends count, and every row of it is in the files."""
+class SealedSegment(NamedTuple):
+    """A sealed range of a table, both ends included: all its rows are in the files."""
 
     table: str
     first: int
     last: int
     rows: int
     files: tuple[str, ...]
-    """Their paths, from the lake's folder."""
+    """Paths relative to the lake's folder."""
     anchor: str | None = None
-    """The id of the last message: by it, another journal is told from this one."""
+    """The id of the last message, to recognize the journal."""
 
     @property
     def name(self) -> str:
-        """What its entry in the manifest is called."""
+        """The name of its entry in the manifest."""
         return f"{self.table}-{self.first:0{_WIDTH}d}-{self.last:0{_WIDTH}d}.json"
 
 
 @final
 class Lake:
-    """A folder of Parquet files, and the manifest that says what they hold.
-
-    Making one touches nothing: the folder is made by the first export.
-    """
+    """A folder of Parquet files with a manifest; created by the first export."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
@@ -81,7 +78,7 @@ class Lake:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def segments(self, table: str) -> list[Segment]:
+    def segments(self, table: str) -> list[SealedSegment]:
         """The sealed ranges of a table, in order.
 
         Raises:
@@ -91,8 +88,7 @@ class Lake:
         return [self._read(entry)[0] for entry in entries]
 
     def sealed(self, table: str) -> int:
-        """The last offset, or delivery's id, that is sealed; 0 if none is."""
-        # Names are enough: they sort as their ranges do.
+        """The last sealed offset, or id of a delivery; 0 if there is none."""
         names = [entry.stem for entry in self._manifest.glob(f"{table}-*.json")]
         return int(max(names).rpartition("-")[2]) if names else 0
 
@@ -121,8 +117,8 @@ class Lake:
             finally:
                 shutil.rmtree(self._staging, ignore_errors=True)
 
-    def seal(self, segment: Segment, staged: Sequence[Staged]) -> Segment:
-        """Put finished files into their table, and say so; gives the segment with their names."""
+    def seal(self, segment: SealedSegment, staged: Sequence[StagedFile]) -> SealedSegment:
+        """Move staged files into their table and the manifest; returns the complete segment."""
         moves = _moves(segment, staged)
         sealed = segment._replace(files=tuple(moves.values()), rows=sum(one.rows for one in staged))
         content = {"format": FORMAT, **sealed._asdict(), "moves": moves}
@@ -131,13 +127,13 @@ class Lake:
         return sealed
 
     def recover(self) -> None:
-        """Finish what a broken export had begun to seal, and drop what it had not."""
+        """Finish the seal that an interrupted export had begun, and remove what it had staged."""
         if self._pending.exists():
             self._finish(*self._read(self._pending))
-        # Tasks of a dead run may still write there; what they add is dropped by the next one.
+        # Tasks of a dead run may still write there; the next export removes that.
         shutil.rmtree(self._staging, ignore_errors=True)
 
-    def _finish(self, segment: Segment, moves: dict[str, str]) -> None:
+    def _finish(self, segment: SealedSegment, moves: dict[str, str]) -> None:
         for source, target in moves.items():
             self._move(self.path / source, self.path / target)
         self._pending.replace(self._manifest / segment.name)
@@ -147,18 +143,18 @@ class Lake:
         if not source.exists():
             if target.exists():
                 return  # done before
-            raise LakeDamagedError(path=str(source), reason="it is to be sealed, and is not there")
+            raise LakeDamagedError(path=str(source), reason="it was to be sealed, and is missing")
         target.parent.mkdir(parents=True, exist_ok=True)
         source.replace(target)
         _sync(target.parent)
 
-    def _read(self, entry: Path) -> tuple[Segment, dict[str, str]]:
+    def _read(self, entry: Path) -> tuple[SealedSegment, dict[str, str]]:
         try:
             content: dict[str, Any] = json.loads(entry.read_text(encoding="utf-8"))
             written = content.pop("format")
             moves = content.pop("moves", {})
             content["files"] = tuple(content["files"])
-            segment = Segment(**content)
+            segment = SealedSegment(**content)
         except (ValueError, TypeError, KeyError) as error:
             raise LakeDamagedError(
                 path=str(entry), reason=f"it cannot be read ({error})"
@@ -169,7 +165,7 @@ class Lake:
         return segment, moves
 
 
-def _moves(segment: Segment, staged: Sequence[Staged]) -> dict[str, str]:
+def _moves(segment: SealedSegment, staged: Sequence[StagedFile]) -> dict[str, str]:
     ordered = sorted(staged, key=lambda one: (one.date, one.first))
     span = f"{segment.first:0{_WIDTH}d}-{segment.last:0{_WIDTH}d}"
     return {
@@ -179,7 +175,7 @@ def _moves(segment: Segment, staged: Sequence[Staged]) -> dict[str, str]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    """All of it, or what was there before: also if the power fails."""
+    """Replace a file atomically, also if the power fails."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(content, file)
@@ -190,11 +186,38 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Have the disk keep the names in a folder."""
+    """Flush the names in a folder to disk."""
     if os.name == "nt":
-        return  # folders cannot be opened there
+        return  # folders cannot be opened on Windows
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _take(file: IO[bytes]) -> None:
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _take(file: IO[bytes]) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def locked(path: Path) -> Generator[bool]:
+    """Take the lock of a file without waiting; yields whether that succeeded.
+
+    The death of the process releases it.
+    """
+    with path.open("ab") as file:
+        try:
+            _take(file)
+        except OSError:
+            yield False
+        else:
+            yield True

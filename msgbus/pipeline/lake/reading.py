@@ -1,4 +1,4 @@
-"""The lake as frames: sealed files, and with them the journal's own rows behind the last one."""
+"""Read the lake: its sealed files, and the journal's rows after them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as sql
+from pyspark.sql import Column, DataFrame, SparkSession, functions as sql
 
-from msgbus.pipeline.asked import Asked, Bound
-from msgbus.pipeline.lake.folder import Lake, Segment
-from msgbus.pipeline.source import NAME
-from msgbus.pipeline.source.selection import where_values
+from msgbus.pipeline.lake.folder import Lake, SealedSegment
+from msgbus.pipeline.source.selection import Bound, Selection, where_values
 from msgbus.pipeline.source.tables import MESSAGES, Table
 
 if TYPE_CHECKING:
@@ -31,84 +28,81 @@ def read_lake(
     until: Bound | None = None,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """The sealed rows of a table, from `since` on and before `until`; files outside are not read.
+    """The sealed rows of a table, from `since` on and before `until`; other files are not read.
 
-    Shows what was sealed when the frame was made.
+    The frame shows what was sealed when it was made.
     """
     folder = Lake(lake)
-    asked = Asked(table, since, until, columns)
-    return _sealed(spark, folder, folder.segments(table.name), asked)
+    selection = Selection(table, since, until, columns)
+    return _sealed(spark, folder, folder.segments(table.name), selection)
 
 
 class Parts(NamedTuple):
-    """Where the rows are that were asked for."""
+    """Where the selected rows are."""
 
     sealed: DataFrame | None
-    """Those of a lake."""
+    """Rows of the lake."""
     rows: int
-    """How many these are, at most."""
+    """How many sealed rows there are, at most."""
     tail: Mapping[str, str] | None
-    """Options of the data source, for those of the journal."""
+    """Options of the data source, for the rows of the journal."""
 
 
-def read_all(pipe: Pipeline, asked: Asked) -> DataFrame:
-    """Rows from the pipeline's lake up to its last sealed one, and from the journal behind it."""
-    sealed, _, tail = parts_of(pipe, asked)
+def read_all(pipe: Pipeline, selection: Selection) -> DataFrame:
+    """Rows of the lake, and of the journal after the last sealed one."""
+    sealed, _, tail = parts_of(pipe, selection)
     if tail is None:
         return cast("DataFrame", sealed)
-    reader = pipe.spark.read.format(NAME).options(**tail)
-    if asked.columns is not None:
-        reader = reader.schema(asked.table.select(asked.columns))
-    live = reader.load()
+    live = selection.load(pipe.spark.read, tail)
     return live if sealed is None else sealed.unionByName(live)
 
 
-def parts_of(pipe: Pipeline, asked: Asked) -> Parts:
-    """What comes from the pipeline's lake, and what from the journal behind it."""
+def parts_of(pipe: Pipeline, selection: Selection) -> Parts:
+    """Split a selection into rows of the lake and rows of the journal after it."""
     folder = Lake(pipe.lake or "")
-    # Looked up once: what is sealed from now on is still read from the journal.
-    segments = folder.segments(asked.table.name) if pipe.lake else []
-    tail = {**pipe.source, **asked.options()}
+    # Looked up once: rows sealed from now on are still read from the journal.
+    segments = folder.segments(selection.table.name) if pipe.lake else []
+    tail = {**pipe.source, **selection.options()}
     if not segments:
         return Parts(None, 0, tail)
     start = segments[-1].last + 1
-    old = _sealed(pipe.spark, folder, segments, asked)
-    rows = sum(segment.rows for segment in segments if _overlaps(segment, asked))
-    if isinstance(asked.until, int) and asked.until <= start:
+    old = _sealed(pipe.spark, folder, segments, selection)
+    rows = sum(segment.rows for segment in segments if _overlaps(segment, selection))
+    if isinstance(selection.until, int) and selection.until <= start:
         return Parts(old, rows, None)
     tail["start"] = str(max(start, int(tail.get("start", 0))))
-    # Looked at when the query runs: another export may have let the journal be trimmed by then.
+    # Checked when the query runs: the journal may have been trimmed after another export.
     tail["sealed"] = str(folder.sealed(MESSAGES.name))
     return Parts(old, rows, tail)
 
 
-def _overlaps(segment: Segment, asked: Asked) -> bool:
-    return any(_may_hold(segment, file, asked.since, asked.until) for file in segment.files)
+def _overlaps(segment: SealedSegment, selection: Selection) -> bool:
+    return any(_may_hold(segment, file, selection.since, selection.until) for file in segment.files)
 
 
 def _sealed(
-    spark: SparkSession, folder: Lake, segments: Sequence[Segment], asked: Asked
+    spark: SparkSession, folder: Lake, segments: Sequence[SealedSegment], selection: Selection
 ) -> DataFrame:
-    schema = asked.table.select(asked.needed)
+    schema = selection.table.select(selection.needed)
     paths = [
         str(folder.path / file)
         for segment in segments
         for file in segment.files
-        if _may_hold(segment, file, asked.since, asked.until)
+        if _may_hold(segment, file, selection.since, selection.until)
     ]
     if not paths:
         empty = [sql.lit(None).cast(one.dataType).alias(one.name) for one in schema.fields]
-        return spark.range(0).select(*empty).select(*asked.names)
-    return _filtered(spark.read.schema(schema).parquet(*paths), asked)
+        return spark.range(0).select(*empty).select(*selection.names)
+    return _filtered(spark.read.schema(schema).parquet(*paths), selection)
 
 
-def _filtered(frame: DataFrame, asked: Asked) -> DataFrame:
-    for condition in _conditions(asked):
+def _filtered(frame: DataFrame, selection: Selection) -> DataFrame:
+    for condition in _conditions(selection):
         frame = frame.where(condition)
-    return frame.select(*asked.names)
+    return frame.select(*selection.names)
 
 
-def _may_hold(segment: Segment, file: str, since: Bound | None, until: Bound | None) -> bool:
+def _may_hold(segment: SealedSegment, file: str, since: Bound | None, until: Bound | None) -> bool:
     day = datetime.fromisoformat(file.split("/")[1].removeprefix("date=")).replace(tzinfo=UTC)
     if isinstance(since, datetime):
         if day + timedelta(days=1) <= _in_utc(since):
@@ -120,9 +114,9 @@ def _may_hold(segment: Segment, file: str, since: Bound | None, until: Bound | N
     return until is None or segment.first < until
 
 
-def _conditions(asked: Asked) -> list[Column]:
-    table, since, until = asked.table, asked.since, asked.until
-    found = [_one_of(*one) for one in where_values(asked.where or {}).items()]
+def _conditions(selection: Selection) -> list[Column]:
+    table, since, until = selection.table, selection.since, selection.until
+    found = [_one_of(*one) for one in where_values(selection.where or {}).items()]
     if isinstance(since, datetime):
         found.append(sql.col("time") >= _moment(since))
     elif since is not None:
@@ -141,7 +135,7 @@ def _one_of(name: str, values: list[Any]) -> Column:
 
 
 def _moment(time: datetime) -> Column:
-    """A constant, whatever the session's time zone."""
+    """A literal that does not depend on the session's time zone."""
     return sql.timestamp_micros(sql.lit((_in_utc(time) - _EPOCH) // timedelta(microseconds=1)))
 
 

@@ -1,8 +1,10 @@
-"""A report: one HTML file on everything that a bus did, to be opened anywhere."""
+"""The report: one self-contained HTML file with charts of what a bus did.
 
-from msgbus.pipeline.report.collect import collect
+Imported by `Pipeline.report` and by users; imports the jobs.
+"""
+
+from msgbus.pipeline.report.collect import collect, write_report
 from msgbus.pipeline.report.data import ReportData
 from msgbus.pipeline.report.page import render
-from msgbus.pipeline.report.writing import write_report
 
 __all__ = ["ReportData", "collect", "render", "write_report"]

@@ -1,22 +1,31 @@
-"""From frames to the values of a report: a handful of jobs, and only small results brought here."""
+"""Run the jobs of a report, collect their results, and write the report."""
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as sql
+from pyspark.sql import Column, DataFrame, functions as sql
 from pyspark.sql.types import TimestampType
 
 from msgbus.pipeline import jobs
+from msgbus.pipeline.jobs.attempts import happened, seconds_between
 from msgbus.pipeline.report import data as values
-from msgbus.pipeline.report.scales import step_for
-from msgbus.pipeline.report.trees import collect_tree
+from msgbus.pipeline.report.charts import step_for
+from msgbus.pipeline.report.data import Tree, TreeNode
+from msgbus.pipeline.report.page import render
+
+if TYPE_CHECKING:
+    from msgbus.pipeline.pipeline import Pipeline
+    from msgbus.pipeline.source.selection import Bound
+
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_COUNTS: Final = ("attempts", "failed", "retries", "dead_letters")
 _CAUSES: Final = 25
 _SESSIONS: Final = 15
 _SLOWEST: Final = 20
@@ -32,10 +41,10 @@ def collect(
     now: datetime | None = None,
     stuck_after: float = 300.0,
 ) -> values.ReportData:
-    """Run the jobs of a report and bring their results here."""
+    """Run the jobs of a report and collect their results."""
     made = now or datetime.now(UTC)
     messages = messages.select(*jobs.MESSAGE_COLUMNS).persist()
-    deliveries = jobs.tries(messages, deliveries).persist()
+    deliveries = jobs.named_deliveries(messages, deliveries).persist()
     try:
         first, last = _span(messages, deliveries)
         if first is None or last is None:
@@ -47,9 +56,9 @@ def collect(
 
 
 def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
-    """Rows as dicts, times in UTC: Spark would give them in the machine's zone, unmarked."""
+    """Rows as dicts with times in UTC; Spark's own are naive, in the machine's zone."""
     times = [one.name for one in frame.schema.fields if isinstance(one.dataType, TimestampType)]
-    if times:  # through Connect, none at all is an error
+    if times:  # Spark Connect refuses an empty dict
         frame = frame.withColumns({name: sql.unix_micros(name) for name in times})
     rows = [row.asDict(recursive=True) for row in frame.collect()]
     for row in rows:
@@ -112,7 +121,7 @@ def _totals(messages: DataFrame, periods: list[values.Period]) -> values.Totals:
     )
     return values.Totals(
         **row,
-        tries=sum(one.tries for one in periods),
+        attempts=sum(one.attempts for one in periods),
         failed=sum(one.failed for one in periods),
         retries=sum(one.retries for one in periods),
         dead_letters=sum(one.dead_letters for one in periods),
@@ -133,14 +142,14 @@ def _periods(
     for row in rows_of(jobs.merge_throughput(minutes, "period", "name")):
         if row["published"]:
             by_type[row["period"]][row["name"]] = row["published"]
-        for name in ("tries", "failed", "retries", "dead_letters"):
+        for name in _COUNTS:
             counts[row["period"]][name] += row[name]
     lately = rows_of(jobs.percentiles(total.withColumn("period", period), "period"))
     latency = _percentiles(lately, "period")
     found: list[values.Period] = []
     at = start(span[0])
     while at <= span[1]:
-        zero = dict.fromkeys(("tries", "failed", "retries", "dead_letters"), 0)
+        zero = dict.fromkeys(_COUNTS, 0)
         found.append(
             values.Period(at, by_type[at], **{**zero, **counts[at]}, latency=latency.get((at,)))
         )
@@ -149,7 +158,7 @@ def _periods(
 
 
 def _period(step: timedelta) -> tuple[Any, Column]:
-    """The beginning of a period: of a time, and of a minute in a frame."""
+    """The start of a period, as a function of a time and as a column."""
     length = step // timedelta(microseconds=1)
     micros = sql.unix_micros("minute")
     column = sql.timestamp_micros(micros - sql.pmod(micros, sql.lit(length)))
@@ -195,7 +204,7 @@ def _failures(messages: DataFrame, deliveries: DataFrame) -> tuple[list[values.F
         tuple(row[key] for key in by): row for row in rows_of(jobs.retries(messages, deliveries))
     }
     found = [_failure(key, rows, ends.get(key)) for key, rows in grouped.items()]
-    found.sort(key=lambda one: (-one.tries, one.cause, one.handler))
+    found.sort(key=lambda one: (-one.attempts, one.cause, one.handler))
     return found[:_CAUSES], max(0, len(found) - _CAUSES)
 
 
@@ -204,19 +213,24 @@ def _failure(
 ) -> values.Failure:
     newest = max(rows, key=lambda row: row["last"])
     if end is None:  # nothing of it failed: refused or cancelled
-        told = sum(row["messages"] for row in rows)
+        messages = sum(row["messages"] for row in rows)
         refused = sum(row["messages"] for row in rows if row["outcome"] == "refused")
-        end = {"messages": told, "recovered": 0, "given_up": 0, "unfinished": told - refused}
+        end = {
+            "messages": messages,
+            "recovered": 0,
+            "dead": 0,
+            "unfinished": messages - refused,
+        }
     cause, handler, name = key
     return values.Failure(
         cause=cause,
         handler=handler,
         name=name,
         outcomes={row["outcome"]: row["count"] for row in rows},
-        tries=sum(row["tries"] for row in rows),
+        attempts=sum(row["attempts"] for row in rows),
         messages=end["messages"],
         recovered=end["recovered"],
-        given_up=end["given_up"],
+        dead=end["dead"],
         unfinished=end["unfinished"],
         first=min(row["first"] for row in rows),
         last=newest["last"],
@@ -271,3 +285,94 @@ def _stuck(
 
 def _time(micros: int | None) -> datetime | None:
     return None if micros is None else _EPOCH + timedelta(microseconds=micros)
+
+
+MOST: Final = 40
+"""Messages that a tree shows at most."""
+
+_WORST: Final = ("dead_lettered", "dropped", "failed", "timed_out", "cancelled", "refused", "ok")
+
+Rows = Callable[[DataFrame], list[dict[str, Any]]]
+
+
+def collect_tree(messages: DataFrame, deliveries: DataFrame, rows_of: Rows) -> Tree | None:
+    """The longest chain with at most `MOST` messages, else the start of the longest."""
+    sizes = (
+        messages.groupBy("root_id")
+        .agg(
+            sql.count(sql.lit(1)).alias("messages"),
+            seconds_between(sql.min("time"), sql.max("time")).alias("duration"),
+        )
+        .where(sql.col("messages") > 1)
+        .orderBy((sql.col("messages") > MOST).asc(), sql.desc("duration"), "root_id")
+        .limit(1)
+    )
+    chosen = rows_of(sizes)
+    if not chosen:
+        return None
+    root_id: str = chosen[0]["root_id"]
+    mine = messages.where(sql.col("root_id") == root_id)
+    (chain,) = rows_of(jobs.chains(mine))
+    critical = {step["message_id"] for step in chain["critical_path"]}
+    nodes = [
+        _node(row, chain, critical)
+        for row in rows_of(_ends(mine, deliveries).orderBy("offset").limit(MOST))
+    ]
+    return Tree(
+        root_id, nodes, chain["messages"], chain["depth"], chain["widest"], chain["duration"]
+    )
+
+
+def _ends(mine: DataFrame, deliveries: DataFrame) -> DataFrame:
+    """Messages with the end of their last attempt, and the outcomes of their handlers."""
+    last = (
+        deliveries.join(mine.select("message_id"), "message_id")
+        .groupBy("message_id", "handler")
+        .agg(sql.max_by("outcome", happened()).alias("outcome"), sql.max("time").alias("ended"))
+        .groupBy("message_id")
+        .agg(sql.collect_set("outcome").alias("outcomes"), sql.max("ended").alias("ended"))
+    )
+    columns = ("message_id", "causation_id", "name", "depth", "offset", "time")
+    return mine.select(*columns).join(last, "message_id", "left")
+
+
+def _node(row: Mapping[str, Any], chain: Mapping[str, Any], critical: set[str]) -> TreeNode:
+    started = chain["started"]
+    start = (row["time"] - started).total_seconds()
+    end = start if row["ended"] is None else (row["ended"] - started).total_seconds()
+    outcomes: list[str] = row["outcomes"] or []
+    return TreeNode(
+        row["message_id"],
+        row["causation_id"],
+        row["name"],
+        row["depth"],
+        start,
+        max(start, end),
+        min(outcomes, key=_WORST.index, default=None),
+        row["message_id"] in critical,
+    )
+
+
+def write_report(
+    pipe: Pipeline,
+    path: str | os.PathLike[str],
+    *,
+    since: Bound | None = None,
+    until: Bound | None = None,
+    stuck_after: float = 300.0,
+    now: datetime | None = None,
+) -> Path:
+    """Write the report of a pipeline's messages between two bounds; see `Pipeline.report`."""
+    messages = pipe.messages(since=since, until=until, columns=jobs.MESSAGE_COLUMNS)
+    deliveries = pipe.deliveries()
+    if since is not None or until is not None:
+        # Deliveries of these messages, at any time.
+        mine = messages.select("message_id")
+        deliveries = deliveries.join(mine, "message_id", "left_semi").select(*deliveries.columns)
+    data = collect(messages, deliveries, source=pipe.path, now=now, stuck_after=stuck_after)
+    target = Path(path).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.write_text(render(data), encoding="utf-8")
+    temporary.replace(target)
+    return target

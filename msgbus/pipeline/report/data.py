@@ -1,4 +1,4 @@
-"""What a report shows, as plain values: no Spark in here, and nothing about HTML."""
+"""The values of a report, without Spark and without HTML."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 
 class Totals(NamedTuple):
-    """Everything added up."""
+    """Counts of the whole report."""
 
     messages: int = 0
     events: int = 0
     commands: int = 0
     types: int = 0
-    tries: int = 0
+    attempts: int = 0
     failed: int = 0
     retries: int = 0
     dead_letters: int = 0
@@ -24,7 +24,7 @@ class Totals(NamedTuple):
 class Percentiles(NamedTuple):
     """Durations of one group, in seconds."""
 
-    tries: int
+    attempts: int
     mean: float
     p50: float
     p95: float
@@ -38,7 +38,7 @@ class Period(NamedTuple):
     start: datetime
     published: Mapping[str, int]
     """Messages by type."""
-    tries: int
+    attempts: int
     failed: int
     retries: int
     dead_letters: int
@@ -46,7 +46,7 @@ class Period(NamedTuple):
 
 
 class HandlerLatency(NamedTuple):
-    """How long a handler takes with one type."""
+    """Latency of a handler with one type."""
 
     handler: str
     name: str | None
@@ -55,17 +55,17 @@ class HandlerLatency(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """One cause of trouble."""
+    """One cause of failures."""
 
     cause: str
     handler: str
     name: str | None
     outcomes: Mapping[str, int]
     """Deliveries by outcome."""
-    tries: int
+    attempts: int
     messages: int
     recovered: int
-    given_up: int
+    dead: int
     unfinished: int
     first: datetime
     last: datetime
@@ -82,13 +82,13 @@ class SessionLine(NamedTuple):
     ended: datetime
     duration: float
     messages: int
-    tries: int
+    attempts: int
     failed: int
     dead_letters: int
 
 
 class Sessions(NamedTuple):
-    """All sessions: how many ended how, and those that took longest."""
+    """Sessions by outcome, and the longest of them."""
 
     outcomes: Mapping[str, int]
     longest: Sequence[SessionLine]
@@ -96,7 +96,7 @@ class Sessions(NamedTuple):
 
 
 class TreeNode(NamedTuple):
-    """A message of the chain that is shown."""
+    """A message of a chain."""
 
     message_id: str
     causation_id: str | None
@@ -105,11 +105,11 @@ class TreeNode(NamedTuple):
     start: float
     """Seconds after the root."""
     end: float
-    """Seconds after the root when its last try ended; its start, if nobody tried it."""
+    """Seconds from the root to the end of its last attempt; its start if there was none."""
     outcome: str | None
-    """How its worst handler ended; `None` if nobody tried it."""
+    """The worst outcome of its handlers; `None` if there was no attempt."""
     is_critical: bool
-    """Whether it is on the way from the root to the last message."""
+    """Whether it is on the path from the root to the last message."""
 
 
 class Tree(NamedTuple):
@@ -126,7 +126,7 @@ class Tree(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """One type that causes another."""
+    """A type that causes another."""
 
     cause: str
     effect: str
@@ -149,7 +149,7 @@ class Slow(NamedTuple):
 
 
 class Stuck(NamedTuple):
-    """Messages that wait for the same thing."""
+    """Stuck messages of one type, handler and reason."""
 
     name: str
     handler: str | None
@@ -161,19 +161,19 @@ class Stuck(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
-    """Everything a report shows."""
+    """Everything that a report shows."""
 
     source: str
     """Which journal."""
     made: datetime
     first: datetime | None = None
-    """The first thing that happened; `None` if nothing did."""
+    """Time of the first message or attempt; `None` if there is none."""
     last: datetime | None = None
     step: timedelta = timedelta(minutes=1)
     """Length of a period."""
     totals: Totals = field(default_factory=Totals)
     latency: Percentiles | None = None
-    """From publish to the end of a try, everything together."""
+    """From publish to the end of an attempt, for all types."""
     periods: Sequence[Period] = ()
     handlers: Sequence[HandlerLatency] = ()
     failures: Sequence[Failure] = ()

@@ -1,47 +1,52 @@
-"""Rows of the file as Arrow batches, through ADBC or, where that is missing, the stdlib."""
+"""Read the journal's file: what it holds, ranges of it, and their rows as Arrow batches.
+
+Rows are read through ADBC or, where that is not installed, through `sqlite3`.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pyspark.sql.types import (
-    DataType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    StringType,
-    TimestampType,
-)
+from pyspark.sql import types
+from pyspark.sql.datasource import InputPartition
 
-from msgbus.errors import PipelineOptionError, TrimmedError
+from msgbus.errors import (
+    JournalNotFoundError,
+    NotAJournalError,
+    PipelineOptionError,
+    TrimmedError,
+)
 from msgbus.journal.codec import PayloadCodec
+from msgbus.journal.sqlite import queries, reads
 from msgbus.journal.sqlite.faults import translated
+from msgbus.journal.sqlite.schema import has_journal
 from msgbus.pipeline.arrow import Array, ArrowType, Batch, Schema, arrow_schema, arrow_type, pa
 from msgbus.pipeline.source.options import file_uri, payload_codec
-from msgbus.pipeline.source.ranges import check
 from msgbus.pipeline.source.tables import HELPERS, MESSAGES, Table
 
 # -- the query -----------------------------------------------------------------------------
 
-_EXAMPLES: Final[Mapping[type[DataType], str]] = {
-    DoubleType: "0.0",
-    IntegerType: "0",
-    LongType: "0",
-    StringType: "''",
-    TimestampType: "0",
+_EXAMPLES: Final[Mapping[type[types.DataType], str]] = {
+    types.DoubleType: "0.0",
+    types.IntegerType: "0",
+    types.LongType: "0",
+    types.StringType: "''",
+    types.TimestampType: "0",
 }
 _HELPER_EXAMPLES: Final = {"_payload": "x''", "_is_json": "0", "_headers": "''"}
 _HELPER_TYPES: Final = {"_payload": pa.binary(), "_is_json": pa.int64(), "_headers": pa.string()}
 
 
-class Query(NamedTuple):
-    """What one task asks of the file."""
+class JournalQuery(NamedTuple):
+    """The query of one task."""
 
     path: str
     table: Table
@@ -50,16 +55,16 @@ class Query(NamedTuple):
     high: int
     conditions: tuple[str, ...] = ()
     batch_rows: int | None = None
-    """Rows of one batch; as many as `fitting_rows` says if not given."""
+    """Rows per batch; by default `fitting_rows`."""
     may_lack: bool = False
-    """Whether rows that have been trimmed since may be missing."""
+    """Whether rows trimmed since planning may be missing."""
     codec: str | None = None
-    """Where the codec of the payloads is."""
+    """Where the codec of the payloads is, as `module:name`."""
     is_checked: bool = True
-    """Whether payloads are looked at: what is no JSON is corrupt."""
+    """Whether payloads are checked to be JSON."""
 
     def parts(self) -> list[str]:
-        """Names of the columns to select: plain ones, and what the others are made from."""
+        """The columns to select: plain ones, and the helpers of others."""
         wanted: dict[str, None] = {}
         for name in self.columns:
             for part in self.table.columns[name].needs or (name,):
@@ -69,7 +74,7 @@ class Query(NamedTuple):
         return list(wanted) or [self.table.position]
 
     def sql(self) -> str:
-        """The statement."""
+        """The SQL statement."""
         expressions = ", ".join(f"{self._expression(part)} AS {part}" for part in self.parts())
         where = [f"{self.table.position} BETWEEN {self.low} AND {self.high}", *self.conditions]
         return (
@@ -78,11 +83,11 @@ class Query(NamedTuple):
         )
 
     def example(self) -> str:
-        """A statement that gives one row of the right types."""
+        """A statement that selects one row of the right types."""
         return "SELECT " + ", ".join(f"{self._example(part)} AS {part}" for part in self.parts())
 
-    def types(self) -> Schema:
-        """The types of the parts as they come from SQLite."""
+    def schema(self) -> Schema:
+        """The types of the parts as SQLite returns them."""
         return pa.schema([(part, self._type(part)) for part in self.parts()])
 
     def _expression(self, part: str) -> str:
@@ -97,7 +102,7 @@ class Query(NamedTuple):
         if part in HELPERS:
             return _HELPER_TYPES[part]
         spark_type = self.table.columns[part].type
-        if isinstance(spark_type, (StringType, DoubleType)):
+        if isinstance(spark_type, (types.StringType, types.DoubleType)):
             return arrow_type(spark_type)
         return pa.int64()
 
@@ -109,10 +114,7 @@ MOST_BYTES: Final = 64 << 20
 
 
 def fitting_rows(connection: sqlite3.Connection) -> int:
-    """Rows of one batch: many, unless messages are so large that they would fill the memory.
-
-    By the size of the file, which is never less than that of its messages.
-    """
+    """Rows per batch that fit into `MOST_BYTES`, by the size of the file."""
     row: tuple[int, int, int | None, int | None] = connection.execute(
         "SELECT (SELECT page_count FROM pragma_page_count), (SELECT page_size FROM "
         "pragma_page_size), (SELECT min(offset) FROM msgbus_messages), "
@@ -128,8 +130,8 @@ def fitting_rows(connection: sqlite3.Connection) -> int:
 # -- engines -------------------------------------------------------------------------------
 
 
-def batches(query: Query, engine: str) -> Iterator[Batch]:
-    """The rows of a query, made into the columns that were asked for."""
+def batches(query: JournalQuery, engine: str) -> Iterator[Batch]:
+    """The rows of a query, as its columns."""
     read = _adbc if engine_of(engine) == "adbc" else _sqlite3
     for batch in read(query):
         if batch.num_rows:
@@ -140,7 +142,7 @@ def engine_of(engine: str) -> str:
     """The engine to use: "adbc" or "sqlite3".
 
     Raises:
-        PipelineOptionError: ADBC is asked for, and not installed.
+        PipelineOptionError: ADBC is demanded, and not installed.
     """
     if engine == "sqlite3":
         return engine
@@ -152,11 +154,11 @@ def engine_of(engine: str) -> str:
     return "sqlite3"
 
 
-def _adbc(query: Query) -> Generator[Batch, None, None]:
-    # By name: its modules have types of which strict checkers know too little.
+def _adbc(query: JournalQuery) -> Generator[Batch, None, None]:
+    # By name: its modules are not typed.
     adbc: Any = import_module("adbc_driver_sqlite.dbapi")
-    # ADBC takes a column's type from the first batch: one that begins with nothing but NULL
-    # would be a number. So a row of examples goes first, and is left out again.
+    # ADBC takes a column's type from the first batch, where NULL alone would be a number. So
+    # a row of examples comes first, and is left out again.
     statement = f"{query.example()} UNION ALL SELECT * FROM ({query.sql()})"  # noqa: S608
     rows = {"adbc.sqlite.query.batch_rows": str(_check(query))}
     with (
@@ -173,25 +175,15 @@ def _adbc(query: Query) -> Generator[Batch, None, None]:
             first = False
 
 
-def _check(query: Query) -> int:
-    """Look at the file by the stdlib first: its errors are told apart by their codes.
-
-    Gives the rows of one batch.
-    """
-    with translated(query.path), closing(_connect(query.path)) as connection:
-        check(connection, query.path)
+def _check(query: JournalQuery) -> int:
+    """Check the file through `sqlite3`, whose errors have codes; returns the rows per batch."""
+    with reading(query.path) as connection:
         return query.batch_rows or fitting_rows(connection)
 
 
-def _connect(path: str) -> sqlite3.Connection:
-    return sqlite3.connect(file_uri(path), uri=True, timeout=30.0, isolation_level=None)
-
-
-def _sqlite3(query: Query) -> Generator[Batch, None, None]:
-    types = query.types()
-    with translated(query.path), closing(_connect(query.path)) as connection:
-        connection.execute("BEGIN")
-        check(connection, query.path)
+def _sqlite3(query: JournalQuery) -> Generator[Batch, None, None]:
+    schema = query.schema()
+    with reading(query.path) as connection:
         trimmed = connection.execute("SELECT value FROM msgbus_meta WHERE key = 'trimmed'")
         _check_trimmed(query, trimmed.fetchone())
         size = query.batch_rows or fitting_rows(connection)
@@ -200,14 +192,14 @@ def _sqlite3(query: Query) -> Generator[Batch, None, None]:
             yield pa.record_batch(
                 [
                     pa.array(values, type=field.type)
-                    for values, field in zip(zip(*rows, strict=True), types, strict=True)
+                    for values, field in zip(zip(*rows, strict=True), schema, strict=True)
                 ],
-                schema=types,
+                schema=schema,
             )
 
 
-def _check_trimmed(query: Query, row: Sequence[Any] | None) -> None:
-    """Raise if rows of this range have gone since it was planned."""
+def _check_trimmed(query: JournalQuery, row: Sequence[Any] | None) -> None:
+    """Raise if rows of this range were trimmed since planning."""
     trimmed = int(row[0]) if row is not None and row[0] is not None else 0
     if query.table is MESSAGES and trimmed >= query.low and not query.may_lack:
         raise TrimmedError(path=query.path, wanted=query.low, first=trimmed + 1)
@@ -216,8 +208,8 @@ def _check_trimmed(query: Query, row: Sequence[Any] | None) -> None:
 # -- columns from parts --------------------------------------------------------------------
 
 
-def finished(batch: Batch, query: Query) -> Batch:
-    """The columns that were asked for, from a batch of parts."""
+def finished(batch: Batch, query: JournalQuery) -> Batch:
+    """The columns of a query, from a batch of parts."""
     schema = arrow_schema(query.table.select(query.columns))
     parts = dict(zip(batch.schema.names, batch.columns, strict=True))
     payloads = _payloads(parts, payload_codec(query.codec)) if "_payload" in parts else {}
@@ -257,7 +249,7 @@ def _payloads(parts: Mapping[str, Array], codec: PayloadCodec | None) -> dict[st
 
 
 def _texts(values: Sequence[tuple[str, bool]]) -> dict[str, Array]:
-    """The two columns, of texts that are sound or not."""
+    """Both columns, from texts and whether each is valid."""
     return {
         "payload": pa.array([text if is_sound else None for text, is_sound in values], pa.string()),
         "_corrupt": pa.array(
@@ -267,7 +259,7 @@ def _texts(values: Sequence[tuple[str, bool]]) -> dict[str, Array]:
 
 
 def _through(codec: PayloadCodec, stored: bytes | None) -> tuple[str, bool]:
-    """What was stored, decoded; as it is if it cannot be, or is no JSON then."""
+    """A payload decoded by the codec, and whether that is JSON; as stored if not."""
     try:
         plain = codec.decode(stored or b"")
         json.loads(plain)
@@ -287,7 +279,7 @@ def _decoded(value: bytes | None) -> tuple[str, bool]:
 
 
 def _headers(texts: Array, map_type: ArrowType) -> Array:
-    """Maps from JSON; most messages have none, and those of one flow have the same."""
+    """Maps from JSON; each distinct text is parsed once."""
     if texts.null_count == len(texts):
         return pa.array([()] * len(texts), map_type)
     coded = texts.dictionary_encode()
@@ -302,3 +294,86 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
         return tuple((str(key), str(value)) for key, value in found.items())
     except (ValueError, AttributeError):
         return (("_corrupt", text),)  # only a damaged file has such
+
+
+ROWS: Final = 250_000
+"""Rows per range at most, unless the number of ranges is given."""
+
+FEWEST: Final = 10_000
+"""Rows per range at least."""
+
+
+class Bounds(NamedTuple):
+    """First and last position of a table, both included."""
+
+    first: int
+    last: int
+    trimmed: int
+    """The highest offset that retention has removed; 0 for deliveries."""
+
+
+class Range(InputPartition):
+    """Positions from `low` to `high`, both included, read by one task."""
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__((low, high))
+        self.low = low
+        self.high = high
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    return sqlite3.connect(file_uri(path), uri=True, timeout=30.0, isolation_level=None)
+
+
+@contextmanager
+def reading(path: str) -> Generator[sqlite3.Connection, None, None]:
+    """Open the file in one read transaction.
+
+    Raises:
+        JournalNotFoundError: There is no file.
+        NotAJournalError: It is no journal.
+        JournalVersionError: It was written by another version of msgbus.
+    """
+    if not Path(path).is_file():
+        raise JournalNotFoundError(path=path)
+    with translated(path), closing(_connect(path)) as connection:
+        connection.execute("BEGIN")
+        if not has_journal(connection, path, adopt=True):
+            message = f"{path} is a SQLite database, but there is no journal in it."
+            raise NotAJournalError(message, path=path)
+        yield connection
+
+
+def bounds_of(path: str, table: Table = MESSAGES) -> Bounds:
+    """The bounds of a table of a file."""
+    with reading(path) as connection:
+        if table is MESSAGES:
+            head = reads.head(connection)
+            return Bounds(queries.first(connection), head, queries.trimmed(connection))
+        # Separately: for both at once, SQLite scans the whole table.
+        low, high = (
+            connection.execute(
+                f"SELECT {end}({table.position}) FROM {table.relation}"  # noqa: S608
+            ).fetchone()[0]
+            for end in ("min", "max")
+        )
+    return Bounds(1, 0, 0) if low is None else Bounds(int(low), int(high), 0)
+
+
+def split(low: int, high: int, wanted: int | None = None) -> list[Range]:
+    """Split `low` to `high` into ranges of nearly equal length."""
+    rows = high - low + 1
+    if rows <= 0:
+        return []
+    if wanted is None:
+        # One per core if each has enough rows; more where one would take long to repeat.
+        at_least = min(os.cpu_count() or 1, -(-rows // FEWEST))
+        wanted = max(at_least, -(-rows // ROWS))
+    count = min(wanted, rows)
+    size, rest = divmod(rows, count)
+    ranges: list[Range] = []
+    for number in range(count):
+        end = low + size + (number < rest) - 1
+        ranges.append(Range(low, end))
+        low = end + 1
+    return ranges

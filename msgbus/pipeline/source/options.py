@@ -1,4 +1,4 @@
-"""What may be said with `.option(...)`, checked before anything is read or written."""
+"""Options of the data source, parsed and checked before anything is read or written."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from urllib.parse import quote
 from msgbus.errors import PipelineOptionError
 from msgbus.journal.codec import PayloadCodec
 from msgbus.journal.sqlite.files import MEMORY, parse_url
-from msgbus.pipeline.import_string import load
+from msgbus.pipeline.import_string import import_string
 from msgbus.pipeline.source.tables import MESSAGES, Table, table_of
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
-# Spark hands on its own options as well, such as where a stream keeps its checkpoints.
+# Spark passes its own options along.
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname", "outputmode"})
 
 
 def microseconds(moment: datetime) -> int:
-    """Since the epoch; a time without a zone counts as UTC."""
+    """Microseconds since the epoch; a time without a zone counts as UTC."""
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
     return (moment - _EPOCH) // _MICROSECOND
@@ -34,79 +34,59 @@ def microseconds(moment: datetime) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """Options of reading, as a batch or as a stream."""
+    """Options of a batch or stream read."""
 
     path: str
     """Absolute path of the journal's file."""
-
     table: Table = MESSAGES
-    """Which table to read."""
-
     start: int | None = None
     """The first offset, or the first id of a delivery."""
-
     end: int | None = None
     """The offset or id to end before."""
-
     sealed: int | None = None
-    """The last offset that a lake holds: a journal that was trimmed beyond it is an error."""
-
+    """The last offset that a lake holds: it is an error if the journal was trimmed beyond it."""
     since: int | None = None
     """The first time, in microseconds since the epoch."""
-
     until: int | None = None
     """The time to end before."""
-
     where: Mapping[str, Any] | None = None
     """Values that columns must have, as JSON: `{"name": ["shop.OrderPlaced"]}`."""
-
     partitions: int | None = None
-    """Into how many ranges to split a read; found by the number of rows if not given."""
-
+    """Into how many ranges to split a read; by default by the number of rows."""
     batch_rows: int | None = None
-    """Rows in one Arrow batch; found by their size if not given."""
-
+    """Rows per Arrow batch; by default by their size."""
     codec: str | None = None
     """Where the codec of the payloads is: `module:name`."""
-
     engine: str = "auto"
-    """What reads the file: "adbc", "sqlite3", or "auto" for the faster one that is there."""
-
+    """What reads the file: "adbc", "sqlite3", or "auto" for the faster one installed."""
     starting_offsets: str | int = "earliest"
     """Where a new stream begins: "earliest", "latest" or an offset."""
-
     max_rows: int | None = None
-    """Rows in one micro-batch of a stream, at most."""
-
+    """Rows per micro-batch of a stream, at most."""
     fail_on_data_loss: bool = True
-    """Whether a stream stops when messages that it has not read were trimmed."""
+    """Whether a stream fails if messages were trimmed before it read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """Options of writing."""
+    """Options of a write."""
 
     path: str
-    """Absolute path of the journal's file; made if it is not there."""
-
+    """Absolute path of the journal's file; created if missing."""
     name: str | None = None
     """Wire name of rows that have no column `name`."""
-
     job: str | None = None
-    """What makes a batch write happen once: a second one of this name writes nothing."""
-
+    """Name of a batch write: a second one of the same name writes nothing."""
     staging: str = ""
-    """Folder for rows on their way; beside the journal if not given."""
-
+    """Folder for staged rows; by default beside the journal."""
     codec: str | None = None
     """Where the codec of the journal's payloads is: `module:name`."""
-
     checkpoint: str | None = None
-    """Where the stream keeps its checkpoints; its query's id is read from there."""
+    """Checkpoint of the stream; the id of its query is read from there."""
 
 
 def read_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a read.
+    """Parse the options of a read.
 
     Raises:
         PipelineOptionError: One is unknown, missing or wrong.
@@ -115,7 +95,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """The options of a write.
+    """Parse the options of a write.
 
     Raises:
         PipelineOptionError: One is unknown, missing or wrong.
@@ -130,8 +110,8 @@ def journal_path(url: str) -> str:
     """The absolute path of the file that a URL names.
 
     Raises:
-        PipelineOptionError: It names none.
-        JournalOpenError: It is a wrong URL.
+        PipelineOptionError: It names no SQLite file.
+        JournalOpenError: It is no URL of a journal.
     """
     scheme, colon, rest = url.partition(":")
     if colon and rest.startswith("/") and scheme != "sqlite":
@@ -140,7 +120,7 @@ def journal_path(url: str) -> str:
     path, _ = parse_url(url)
     if path == MEMORY or url.rstrip("/") == "memory:":
         message = (
-            f"{url!r} lives in the memory of one process; Spark's are others. "
+            f"{url!r} is in the memory of one process, and Spark runs in others. "
             f"Keep the journal in a file: sqlite:///shop.db."
         )
         raise PipelineOptionError(message, option="url")
@@ -148,22 +128,22 @@ def journal_path(url: str) -> str:
 
 
 def payload_codec(codec: str | None) -> PayloadCodec | None:
-    """The codec that is at `module:name`.
+    """Import a payload codec from `module:name`.
 
     Raises:
         PipelineOptionError: There is none.
     """
     if codec is None:
         return None
-    found = load(codec, option="codec")
+    found = import_string(codec, option="codec")
     if not (hasattr(found, "encode") and hasattr(found, "decode")) or isinstance(found, type):
-        message = f"{codec} is no codec: write where an object with encode and decode is."
+        message = f"{codec} is no codec: name an object with encode and decode, as module:name."
         raise PipelineOptionError(message, option="codec")
     return cast("PayloadCodec", found)
 
 
 def file_uri(path: str) -> str:
-    """What SQLite opens for reading only."""
+    """The URI that SQLite opens read-only."""
     return f"file:{quote(path)}?mode=ro"
 
 
@@ -219,14 +199,12 @@ def _count(name: str, text: str) -> int:
 
 def _moment(name: str, text: str) -> int:
     try:
-        return int(text) if text.lstrip("-").isdigit() else microseconds(_iso(text))
+        return (
+            int(text) if text.lstrip("-").isdigit() else microseconds(datetime.fromisoformat(text))
+        )
     except ValueError:
         wanted = "a time such as 2026-01-31T12:00:00Z, or microseconds since the epoch"
         raise _wrong(name, text, wanted) from None
-
-
-def _iso(text: str) -> datetime:
-    return datetime.fromisoformat(text)
 
 
 def _flag(name: str, text: str) -> bool:

@@ -1,22 +1,85 @@
-"""What the options say of rows, as SQL: those that are not wanted never leave the file.
+"""Select rows and columns of a table, as options of the data source and as SQL.
 
-Not by Spark's own way for Python data sources (`pushFilters`): Spark 4.3 keeps the filters of
-the last plan with the frame, so that two queries of one frame read each other's rows. What is
-said by an option belongs to one frame for good.
+Conditions are options, not Spark's `pushFilters`: Spark 4.3 keeps the filters of the last plan
+with a Python data source, so that two queries of one frame read each other's rows. An option
+belongs to one frame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias, cast
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 from pyspark.sql.types import IntegerType, LongType, StringType
 
 from msgbus.errors import PipelineOptionError
-from msgbus.pipeline.source.tables import Table
+from msgbus.pipeline.source.options import microseconds
+from msgbus.pipeline.source.tables import NAME, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.readwriter import DataFrameReader
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+
+Bound: TypeAlias = int | datetime
+"""An offset (of a delivery: its id), or a time; one without a zone counts as UTC."""
 
 Where: TypeAlias = Mapping[str, Any]
-"""A value, or several of which one must fit, for each of some columns."""
+"""For each of some columns a value, or several of which one must match."""
+
+_COMPARABLE: Final = (IntegerType, LongType, StringType)
+
+
+class Selection(NamedTuple):
+    """Rows from `since` on and before `until`, where columns have certain values."""
+
+    table: Table
+    since: Bound | None = None
+    until: Bound | None = None
+    columns: Sequence[str] | None = None
+    where: Where | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The columns to return."""
+        return list(self.table.columns if self.columns is None else self.columns)
+
+    @property
+    def needed(self) -> list[str]:
+        """The columns to read: those that only the conditions need come last."""
+        bounds = [one for one in (self.since, self.until) if one is not None]
+        used = {"time" if isinstance(one, datetime) else self.table.position for one in bounds}
+        used.update(self.where or ())
+        return [*self.names, *sorted(used - set(self.names))]
+
+    def options(self) -> dict[str, str]:
+        """Rows and conditions, as options of the data source.
+
+        Raises:
+            PipelineOptionError: There is no such column, or it cannot be compared so.
+        """
+        options = {"table": self.table.name}
+        bounds = ((self.since, "start", "since"), (self.until, "end", "until"))
+        for bound, offset, time in bounds:
+            if isinstance(bound, datetime):
+                options[time] = str(microseconds(bound))
+            elif bound is not None:
+                options[offset] = str(bound)
+        if self.where is not None:
+            conditions(self.table, where=self.where)  # fails here, not on a worker
+            options["where"] = json.dumps(where_values(self.where))
+        return options
+
+    def load(
+        self, reader: DataFrameReader | DataStreamReader, options: Mapping[str, str]
+    ) -> DataFrame:
+        """A frame of these columns, read by the data source with `options`."""
+        reader = reader.format(NAME).options(**options)
+        if self.columns is not None:
+            reader = reader.schema(self.table.select(self.columns))
+        return reader.load()
 
 
 def where_values(where: Where) -> dict[str, list[Any]]:
@@ -29,13 +92,9 @@ def where_values(where: Where) -> dict[str, list[Any]]:
 
 
 def conditions(
-    table: Table,
-    *,
-    since: int | None = None,
-    until: int | None = None,
-    where: Where | None = None,
+    table: Table, *, since: int | None = None, until: int | None = None, where: Where | None = None
 ) -> tuple[str, ...]:
-    """Conditions on time, and on columns, as SQL.
+    """SQL conditions on time and columns.
 
     Raises:
         PipelineOptionError: There is no such column, or it cannot be compared so.
@@ -52,18 +111,15 @@ def conditions(
 
 
 def _one_of(table: Table, name: str, values: list[Any]) -> str:
-    column = table.columns.get(name)
-    is_usable = column is not None and bool(column.sql)
-    if column is None or not (
-        is_usable and isinstance(column.type, (IntegerType, LongType, StringType))
-    ):
-        usable = [
-            name
-            for name, one in table.columns.items()
-            if one.sql and isinstance(one.type, (IntegerType, LongType, StringType))
-        ]
+    usable = {
+        name: one
+        for name, one in table.columns.items()
+        if one.sql and isinstance(one.type, _COMPARABLE)
+    }
+    column = usable.get(name)
+    if column is None:
         message = (
-            f"'where' can say nothing of {name!r}. The columns of {table.name!r} that it can: "
+            f"'where' cannot compare {name!r}. The columns of {table.name!r} that it can: "
             f"{', '.join(usable)}."
         )
         raise PipelineOptionError(message, option="where")

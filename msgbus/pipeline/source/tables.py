@@ -1,7 +1,7 @@
-"""The tables of a journal as Spark sees them: names, types, and where each column comes from.
+"""The tables of the data source: their columns, Spark types, and the SQL of each column.
 
-Both are read from their tables. Not from the view `msgbus_log`: it is for people, and casts every
-payload to text. As there, a message without a cause has its own id as correlation and root.
+They are not read from the view `msgbus_log`, which casts every payload to text. As there, a message
+without a cause has its own id as correlation and root.
 """
 
 from __future__ import annotations
@@ -9,29 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from pyspark.sql.types import (
-    DataType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types
 
 from msgbus.errors import PipelineOptionError
 
+NAME: Final = "msgbus"
+"""What to write in `format`."""
+
 
 class Column(NamedTuple):
-    """One column: its type in Spark, and the SQL that gives it."""
+    """One column: its Spark type, and its SQL expression."""
 
-    type: DataType
+    type: types.DataType
     sql: str
-    """An expression over the table's relation; empty for those that are made from others."""
+    """Empty for a column that is made from helpers."""
     needs: tuple[str, ...] = ()
-    """Helper columns that it is made from."""
+    """The helpers that it is made from."""
 
 
 class Table(NamedTuple):
@@ -39,17 +32,17 @@ class Table(NamedTuple):
 
     name: str
     relation: str
-    """The table or view in the file."""
+    """The table in the file."""
     position: str
-    """The column that grows with every row, by which ranges are read."""
+    """The growing column by which ranges are read."""
     columns: Mapping[str, Column]
 
     @property
-    def schema(self) -> StructType:
-        """All columns, each nullable, as Spark's readers expect of a source."""
+    def schema(self) -> types.StructType:
+        """All columns, each nullable."""
         return self.select(tuple(self.columns))
 
-    def select(self, names: Sequence[str]) -> StructType:
+    def select(self, names: Sequence[str]) -> types.StructType:
         """Some of the columns, in the order given.
 
         Raises:
@@ -62,7 +55,9 @@ class Table(NamedTuple):
                 f"Its columns are: {', '.join(self.columns)}."
             )
             raise PipelineOptionError(message, option="columns")
-        return StructType([StructField(name, self.columns[name].type) for name in names])
+        return types.StructType(
+            [types.StructField(name, self.columns[name].type) for name in names]
+        )
 
 
 HELPERS: Final[Mapping[str, str]] = {
@@ -70,58 +65,57 @@ HELPERS: Final[Mapping[str, str]] = {
     "_is_json": "json_valid(CAST(payload AS TEXT))",
     "_headers": "headers",
 }
-"""What some columns are made from."""
+"""Expressions that some columns are made from."""
 
-# Microseconds as whole numbers: a REAL as Spark's timestamp would be rounded by each engine
-# in its own way.
+# Microseconds as whole numbers: each engine would round a REAL in its own way.
 _TIME: Final = "CAST(round(time * 1000000) AS INTEGER)"
 
-_TEXT: Final = StringType()
-_HEADERS: Final = MapType(StringType(), StringType())
+_TEXT: Final = types.StringType()
+_HEADERS: Final = types.MapType(types.StringType(), types.StringType())
 
 MESSAGES: Final = Table(
     "messages",
     "msgbus_messages",
     "offset",
     {
-        "offset": Column(LongType(), "offset"),
+        "offset": Column(types.LongType(), "offset"),
         "message_id": Column(_TEXT, "message_id"),
         "name": Column(_TEXT, "name"),
-        "version": Column(IntegerType(), "version"),
+        "version": Column(types.IntegerType(), "version"),
         "topic": Column(_TEXT, "topic"),
         "key": Column(_TEXT, "key"),
         "kind": Column(_TEXT, "kind"),
-        "time": Column(TimestampType(), _TIME),
+        "time": Column(types.TimestampType(), _TIME),
         "correlation_id": Column(_TEXT, "coalesce(correlation_id, message_id)"),
         "causation_id": Column(_TEXT, "causation_id"),
         "root_id": Column(_TEXT, "coalesce(root_id, message_id)"),
-        "depth": Column(IntegerType(), "depth"),
+        "depth": Column(types.IntegerType(), "depth"),
         "session_id": Column(_TEXT, "session_id"),
         "headers": Column(_HEADERS, "", ("_headers",)),
         "payload": Column(_TEXT, "", ("_payload", "_is_json")),
         "_corrupt": Column(_TEXT, "", ("_payload", "_is_json")),
     },
 )
-"""One row for each message."""
+"""One row per message."""
 
 DELIVERIES: Final = Table(
     "deliveries",
     "msgbus_deliveries",
     "id",
     {
-        "id": Column(LongType(), "id"),
-        "offset": Column(LongType(), "offset"),
+        "id": Column(types.LongType(), "id"),
+        "offset": Column(types.LongType(), "offset"),
         "message_id": Column(_TEXT, "message_id"),
         "handler": Column(_TEXT, "handler"),
-        "attempt": Column(IntegerType(), "attempt"),
+        "attempt": Column(types.IntegerType(), "attempt"),
         "outcome": Column(_TEXT, "outcome"),
-        "wait": Column(DoubleType(), "wait"),
-        "run": Column(DoubleType(), "run"),
-        "time": Column(TimestampType(), _TIME),
+        "wait": Column(types.DoubleType(), "wait"),
+        "run": Column(types.DoubleType(), "run"),
+        "time": Column(types.TimestampType(), _TIME),
         "error": Column(_TEXT, "error"),
     },
 )
-"""One row for each try to handle a message."""
+"""One row per attempt to handle a message."""
 
 TABLES: Final[Mapping[str, Table]] = {table.name: table for table in (MESSAGES, DELIVERIES)}
 

@@ -1,8 +1,7 @@
-"""Writing rows back as messages: workers stage files, the driver loads them at once.
+"""Write rows back as messages: workers stage files, the driver loads them in one transaction.
 
-Workers never write the journal themselves: a task may run twice, or fail after half its rows.
-What they leave in files becomes one transaction of the journal when Spark commits the whole
-write, with a marker that makes a repeated commit do nothing.
+Workers never write the journal themselves: a task may run twice, or fail after half its rows. The
+transaction has a marker, so that a repeated commit does nothing.
 """
 
 from __future__ import annotations
@@ -10,40 +9,47 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+import time as clock
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
 from pathlib import Path
-from typing import final, overload
-from uuid import uuid4
+from typing import Any, Final, final, overload
+from uuid import UUID, uuid4
 
+from pydantic_core import to_json
+from pyspark.sql import types
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
     WriterCommitMessage,
 )
-from pyspark.sql.types import StructType
 
-from msgbus.errors import JournalConflictError, PipelineError
+from msgbus.errors import InvalidTopicError, JournalConflictError, PipelineError
 from msgbus.journal.operations import Append, Mark, Operation
+from msgbus.journal.records import Kind, Record
 from msgbus.journal.sqlite import SqliteJournal
+from msgbus.messages.topics.pattern import check_topic
 from msgbus.pipeline.arrow import Batch, pa
-from msgbus.pipeline.source.options import WriteOptions, payload_codec
-from msgbus.pipeline.source.rows import RowRecords, check_schema
+from msgbus.pipeline.source.options import WriteOptions, microseconds, payload_codec
+from msgbus.pipeline.source.tables import MESSAGES
 
 Messages = Sequence[WriterCommitMessage | None]
 
 
 @dataclass
-class Staged(WriterCommitMessage):
-    """What a task has left for the driver."""
+class StagedRows(WriterCommitMessage):
+    """The file that one task has staged."""
 
     path: str
     rows: int
 
 
-def stage(folder: str, batches: Iterator[Batch]) -> Staged:
-    """Write batches to a file of their own; runs on a worker."""
+def stage(folder: str, batches: Iterator[Batch]) -> StagedRows:
+    """Write batches to a new file; runs on a worker."""
     path = Path(folder, f"{uuid4().hex}.arrow")
     rows = 0
     writer = None
@@ -59,18 +65,19 @@ def stage(folder: str, batches: Iterator[Batch]) -> Staged:
     finally:
         if writer is not None:
             writer.close()
-    return Staged(str(path), rows)
+    return StagedRows(str(path), rows)
 
 
 @final
-class Load(Sequence[Operation]):
-    """The operations of one write, read from the staged files whenever they are asked for.
+class StagedOperations(Sequence[Operation]):
+    """The operations of one write, read from the staged files on each iteration.
 
-    A million rows as a list would be a gigabyte, and a commit that has to be repeated asks
-    for them again.
+    Not a list: a million rows would take a gigabyte, and a repeated commit reads them again.
     """
 
-    def __init__(self, options: WriteOptions, staged: Sequence[Staged], mark: Mark | None) -> None:
+    def __init__(
+        self, options: WriteOptions, staged: Sequence[StagedRows], mark: Mark | None
+    ) -> None:
         self._options = options
         self._staged = staged
         self._mark = mark
@@ -96,18 +103,18 @@ class Load(Sequence[Operation]):
     @overload
     def __getitem__(self, index: slice) -> list[Operation]: ...
     def __getitem__(self, index: int | slice) -> Operation | list[Operation]:
-        """One or some of them, for completeness: it reads all."""
+        """Read all, and return one or some."""
         return list(self)[index]
 
 
 def load(options: WriteOptions, messages: Messages, mark: Mark | None) -> bool:
-    """Bring staged rows into the journal, all of them or none; false if that was done before.
+    """Append staged rows to the journal, all or none; false if that was done before.
 
     Raises:
-        PipelineError: A row cannot be a message, or a staged file is not there.
+        PipelineError: A row cannot be a message, or a staged file is missing.
         JournalError: The journal cannot be written.
     """
-    staged = [one for one in messages if isinstance(one, Staged) and one.rows]
+    staged = [one for one in messages if isinstance(one, StagedRows) and one.rows]
     missing = [one.path for one in staged if not Path(one.path).is_file()]
     if missing:
         message = (
@@ -119,10 +126,10 @@ def load(options: WriteOptions, messages: Messages, mark: Mark | None) -> bool:
         return True
 
     async def commit() -> None:
-        # Without a reserve and retention: those are the bus's to keep.
+        # Without a reserve and retention: those are the bus's.
         codec = payload_codec(options.codec)
         async with SqliteJournal(options.path, reserve=0, codec=codec) as journal:
-            await journal.commit(Load(options, staged, mark))
+            await journal.commit(StagedOperations(options, staged, mark))
 
     try:
         asyncio.run(commit())
@@ -134,69 +141,63 @@ def load(options: WriteOptions, messages: Messages, mark: Mark | None) -> bool:
 
 
 def discard(messages: Messages) -> None:
-    """Remove what was staged."""
+    """Remove staged files."""
     folders: set[Path] = set()
     for one in messages:
-        if isinstance(one, Staged):
+        if isinstance(one, StagedRows):
             Path(one.path).unlink(missing_ok=True)
             folders.add(Path(one.path).parent)
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            folder.parent.rmdir()  # ours too, if nobody else is writing
+            folder.parent.rmdir()  # ours too, unless another write is running
 
 
-class JournalWriter(DataSourceArrowWriter):
-    """Appends the rows of a frame."""
-
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+class _StagingWriter:
+    def __init__(self, options: WriteOptions, schema: types.StructType) -> None:
         check_schema(schema, options)
         self._options = options
         self._folder = str(Path(options.staging, uuid4().hex))
 
     def write(self, iterator: Iterator[Batch]) -> WriterCommitMessage:
-        """Stage the rows of one task."""
+        """Stage the rows of one task; runs on a worker."""
         return stage(self._folder, iterator)
 
+    def _discard(self, messages: Messages) -> None:
+        """Remove what was staged, by tasks that failed too."""
+        discard(messages)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class JournalWriter(_StagingWriter, DataSourceArrowWriter):
+    """Appends the rows of a frame."""
+
     def commit(self, messages: Messages) -> None:
-        """Load what all tasks have staged."""
+        """Load the rows of all tasks."""
         job = self._options.job
         load(self._options, messages, None if job is None else Mark(f"job:{job}", "0", once=True))
 
     def abort(self, messages: Messages) -> None:
-        """Forget what was staged, by tasks that failed as well."""
-        discard(messages)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Remove what was staged."""
+        self._discard(messages)
 
 
-class JournalStreamWriter(DataSourceStreamArrowWriter):
-    """Appends the rows of each micro-batch, once, however often Spark repeats it."""
-
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_schema(schema, options)
-        self._options = options
-        self._folder = str(Path(options.staging, uuid4().hex))
-
-    def write(self, iterator: Iterator[Batch]) -> WriterCommitMessage:
-        """Stage the rows of one task."""
-        return stage(self._folder, iterator)
+class JournalStreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
+    """Appends the rows of each micro-batch once, however often Spark repeats it."""
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803
-        """Load what all tasks of a micro-batch have staged, unless it has been done."""
+        """Load the rows of all tasks of a micro-batch, unless that was done before."""
         query = self._options.job or query_id(self._options.checkpoint)
         load(self._options, messages, Mark(f"stream:{query}", str(batchId), once=True))
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803
-        """Forget what was staged."""
+        """Remove what was staged."""
         del batchId
-        discard(messages)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._discard(messages)
 
 
 def query_id(checkpoint: str | None) -> str:
-    """The id of a streaming query, which lives as long as its checkpoint.
-
-    Not the place of the checkpoint: a new query there counts its batches from 0 again.
+    """The id of a streaming query, from its checkpoint: it lives as long as that.
 
     Raises:
         PipelineError: It cannot be read.
@@ -206,7 +207,7 @@ def query_id(checkpoint: str | None) -> str:
         ".option('job', ...), a name that is new whenever the checkpoint is."
     )
     if checkpoint is None:
-        message = f"The stream does not say where its checkpoint is. {hint}"
+        message = f"The stream has no checkpoint. {hint}"
         raise PipelineError(message)
     file = Path(checkpoint.removeprefix("file://").removeprefix("file:"), "metadata")
     try:
@@ -214,3 +215,182 @@ def query_id(checkpoint: str | None) -> str:
     except (OSError, ValueError, KeyError) as error:
         message = f"The id of the query cannot be read from {file}: {error}. {hint}"
         raise PipelineError(message) from error
+
+
+_NUMBERS: Final = (types.ByteType, types.ShortType, types.IntegerType, types.LongType)
+_ENVELOPE: Final[Mapping[str, tuple[type[types.DataType], ...]]] = {
+    name: _NUMBERS if isinstance(column.type, types.IntegerType) else (type(column.type),)
+    for name, column in MESSAGES.columns.items()
+    if name not in ("offset", "payload", "_corrupt")
+}
+_SHOWN: Final = ("message_id", "name", "version", "topic", "kind", "time")
+LEFT_OUT: Final = frozenset({"offset", "_corrupt", "_error"})
+"""Columns of frames that were read, which are no part of a new message."""
+
+
+def check_schema(schema: types.StructType, options: WriteOptions) -> None:
+    """Raise unless rows of this schema can be messages.
+
+    Raises:
+        PipelineError: A column is missing, or has the wrong type.
+    """
+    columns = {field.name: field.dataType for field in schema.fields}
+    if "name" not in columns and options.name is None:
+        message = (
+            "Rows need a wire name to be messages: give the frame a column 'name', or write with "
+            ".option('name', 'shop.OrderPlaced')."
+        )
+        raise PipelineError(message)
+    for name, wanted in _ENVELOPE.items():
+        if name in columns and not isinstance(columns[name], wanted):
+            message = (
+                f"The column {name!r} of messages is {wanted[-1].typeName()}, not "
+                f"{columns[name].simpleString()}. Cast it first."
+            )
+            raise PipelineError(message)
+    if "payload" in columns and not isinstance(
+        columns["payload"], (types.StringType, types.StructType)
+    ):
+        message = (
+            f"The column 'payload' is JSON text or a struct, not "
+            f"{columns['payload'].simpleString()}. Cast it first."
+        )
+        raise PipelineError(message)
+
+
+@final
+class RowRecords:
+    """Converts the batches of one write to records."""
+
+    def __init__(self, options: WriteOptions, scope: str) -> None:
+        self._options = options
+        self._ids = MessageIds(scope)
+        self._now = clock.time()
+        self._topics: set[str] = set()
+
+    def of(self, batch: Batch) -> Iterator[Record]:
+        """The records of a batch.
+
+        Raises:
+            PipelineError: A row cannot be a message.
+        """
+        for row in batch.to_pylist(maps_as_pydicts="lossy"):
+            yield self._record(row)
+
+    def _record(self, row: dict[str, Any]) -> Record:
+        name = row.get("name") or self._options.name
+        if not name:
+            raise _wrong(row, "has no name")
+        topic = row.get("topic") or name
+        self._check_topic(topic, row)
+        message_id = row.get("message_id") or ""
+        causation_id = row.get("causation_id")
+        correlation_id = row.get("correlation_id") or causation_id or ""
+        record = Record(
+            message_id, name, row.get("version") or 1, topic, row.get("key"), _kind(row),
+            self._time(row.get("time")), correlation_id, causation_id,
+            row.get("root_id") or correlation_id, _depth(row), row.get("session_id"),
+            dict(row.get("headers") or ()), _payload(row),
+        )  # fmt: skip
+        if message_id:
+            return _rooted(record)
+        return _rooted(record._replace(message_id=self._ids.of(record)))
+
+    def _time(self, moment: datetime | None) -> float:
+        return self._now if moment is None else microseconds(moment) / 1_000_000
+
+    def _check_topic(self, topic: str, row: Mapping[str, Any]) -> None:
+        if topic in self._topics:
+            return
+        try:
+            check_topic(topic)
+        except InvalidTopicError as error:
+            raise _wrong(row, f"has the topic {topic!r}: {error}") from None
+        self._topics.add(topic)
+
+
+def _rooted(record: Record) -> Record:
+    """A message without a cause is its own root."""
+    own = record.message_id
+    return record._replace(
+        correlation_id=record.correlation_id or own, root_id=record.root_id or own
+    )
+
+
+def _kind(row: Mapping[str, Any]) -> Kind:
+    kind = row.get("kind") or Kind.EVENT.value
+    try:
+        return Kind(kind)
+    except ValueError:
+        raise _wrong(row, f"has the kind {kind!r}; write event or command") from None
+
+
+def _depth(row: Mapping[str, Any]) -> int:
+    depth: int | None = row.get("depth")
+    if depth is not None:
+        return depth
+    return 0 if row.get("causation_id") is None else 1
+
+
+def _payload(row: Mapping[str, Any]) -> bytes:
+    if "payload" not in row:
+        fields = {
+            name: value
+            for name, value in row.items()
+            if name not in _ENVELOPE and name not in LEFT_OUT
+        }
+        return to_json(fields, inf_nan_mode="strings")
+    payload = row["payload"]
+    if isinstance(payload, dict):
+        return to_json(payload, inf_nan_mode="strings")
+    try:
+        json.loads(payload)
+    except (TypeError, ValueError):
+        raise _wrong(row, f"has a payload that is not JSON, but {type(payload).__name__}") from None
+    return str(payload).encode()
+
+
+def _wrong(row: Mapping[str, Any], problem: str) -> PipelineError:
+    # Neither the payload nor the key, which is part of it.
+    shown = {name: row[name] for name in _SHOWN if name in row}
+    return PipelineError(
+        f"A row {problem}. Nothing of this write was stored. The row: {shown!r:.300}"
+    )
+
+
+@final
+class MessageIds:
+    """Ids for the messages of one write: UUIDv7 of the row's time and a hash of its content.
+
+    So the journal recognizes rows that are written again. Equal rows are told apart by counting.
+    """
+
+    def __init__(self, scope: str = "") -> None:
+        self._scope = scope
+        self._seen: Counter[bytes] = Counter()
+
+    def of(self, record: Record) -> str:
+        """The id of a record, whatever its own `message_id` is."""
+        content = blake2b(_content(record, self._scope), digest_size=16).digest()
+        nth = self._seen[content]
+        self._seen[content] += 1
+        if nth:
+            content = blake2b(content + nth.to_bytes(8, "big"), digest_size=16).digest()
+        return v7(int(record.time * 1000), int.from_bytes(content, "big"))
+
+
+def v7(milliseconds: int, entropy: int) -> str:
+    """A UUIDv7 of a time and the lowest 74 bits of a number."""
+    time = max(0, milliseconds) & (2**48 - 1)
+    high, low = (entropy >> 62) & 0xFFF, entropy & (2**62 - 1)
+    return str(UUID(int=time << 80 | 7 << 76 | high << 64 | 2 << 62 | low))
+
+
+def _content(record: Record, scope: str) -> bytes:
+    fields = (
+        scope, record.name, record.version, record.topic, record.key, record.kind.value,
+        repr(record.time), record.correlation_id, record.causation_id, record.root_id,
+        record.depth, record.session_id, sorted(record.headers.items()),
+    )  # fmt: skip
+    # With repr a text holds no separator, and None is not "None".
+    return "\n".join(map(repr, fields)).encode() + b"\n" + record.payload
