@@ -35,7 +35,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo quick test stress pythons check fix bench bench-spark docs mutate clean
+.PHONY: help demo quick test stress pythons check fix bench bench-spark walk docs mutate clean
 
 help: ## Print this list
 	@echo "Targets (each makes $(VENV) by itself if needed):"
@@ -43,7 +43,7 @@ help: ## Print this list
 		| awk -F'|' '{ printf "%-13s %s\n", $$1, $$2 }'
 
 demo: $(VENV)/$(if $(filter 0,$(REPORT)),.run,.spark) ## Show the bus at work, and its report by Spark (ARGS: options of the demo)
-	@$(PY) -m msgbus.demo $(if $(filter 0,$(REPORT)),--no-report) $(ARGS)
+	@$(PY) -m examples.shop $(if $(filter 0,$(REPORT)),--no-report) $(ARGS)
 
 PYTEST := $(PY) -m pytest -n auto --dist loadgroup
 
@@ -96,6 +96,9 @@ bench: $(VENV)/.dev ## Run the benchmarks (ARGS: options of the benchmarks)
 bench-spark: $(VENV)/.dev ## Measure the data pipeline, 40 minutes (ARGS: --rows 500000)
 	@$(PY) -m benchmarks.spark $(ARGS)
 
+walk: $(VENV)/.spark ## Print the files and functions that a message passes (ARGS: command event, --counts)
+	@$(PY) -m benchmarks.walk $(ARGS)
+
 docs: $(VENV)/.dev ## Run every snippet of the documentation
 	@$(PY) -m pytest tests/docs tests/spark/test_guides.py $(ARGS)
 	@echo "The documentation is in docs/; README.md says where to begin."
@@ -130,17 +133,17 @@ $(VENV)/.made:
 
 # What the demo needs: the library itself, in a few seconds.
 $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
-	$(call install,Installing msgbus into $(VENV),--build-constraint constraints.txt -e '.[cli]')
+	$(call install,Installing msgbus into $(VENV),--build-constraint constraints.txt -e .)
 
 # What the demo's report needs beside that.
 $(VENV)/.spark: $(VENV)/.made pyproject.toml constraints.txt
 	$(call install,Installing msgbus and Spark into $(VENV) (some minutes the first time; REPORT=0 does without),\
-		--build-constraint constraints.txt -e '.[cli$(comma)spark]')
+		--build-constraint constraints.txt -e '.[spark]')
 
 # What work on the library needs: all tools, in a few minutes; Spark is most of it.
 $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
 	$(call install,Installing msgbus and the development tools into $(VENV) (a few minutes the first time),\
-		--build-constraint constraints.txt -e '.[cli$(comma)otel$(comma)spark]' --group dev)
+		--build-constraint constraints.txt -e '.[otel$(comma)spark]' --group dev)
 	@touch $(VENV)/.run $(VENV)/.spark
 
 # What `make mutate` needs beside them.

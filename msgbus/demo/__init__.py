@@ -1,1 +1,0 @@
-"""A small shop at load in the terminal: `python -m msgbus.demo`."""
