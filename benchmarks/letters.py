@@ -32,8 +32,8 @@ from msgbus.resilience import (
     LetterFilter,
     MemoryDeadLetterStore,
     SqliteDeadLetterStore,
+    sqlite_schema as schema,
 )
-from msgbus.resilience import sqlite_schema as schema
 from msgbus.resilience.letter_rows import row_of
 from msgbus.resilience.letters import letter_about, letter_id_of
 from msgbus.resilience.stores import ANY, Record
@@ -167,7 +167,7 @@ async def formatted(handler: Handler) -> AsyncGenerator[Run]:
 
 
 @asynccontextmanager
-async def given_up(handler: Handler) -> AsyncGenerator[Run]:
+async def dead(handler: Handler) -> AsyncGenerator[Run]:
     """All of it: the letter is made, its secrets are removed, and it is kept in memory."""
     error, queue = failure(), DeadLetterQueue(MemoryDeadLetterStore(max_size=None))
 
@@ -185,7 +185,7 @@ async def given_up(handler: Handler) -> AsyncGenerator[Run]:
 async def made(effort: Effort) -> Measurement:
     return await compare(
         Side(open=formatted, build=subjects.events, handler=kept),
-        Side(open=given_up, build=subjects.events, handler=kept),
+        Side(open=dead, build=subjects.events, handler=kept),
         effort,
     )
 

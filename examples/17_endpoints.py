@@ -1,4 +1,4 @@
-"""Endpoints: three workers behind one name, and what happens when one is lost."""
+"""Endpoints: three workers behind one name, and failover when one is lost."""
 
 import asyncio
 from collections import Counter
@@ -25,13 +25,13 @@ def worker(name: str) -> Endpoint:
     return Endpoint(name, work, group="printers")
 
 
-def tell(event: object) -> None:
-    print("told:", type(event).__name__)
+def show(event: object) -> None:
+    print("event:", type(event).__name__)
 
 
 async def main() -> None:
     endpoints = EndpointRegistry()
-    router = MessageRouter(endpoints=endpoints, monitor=HealthMonitor(endpoints, on_event=tell))
+    router = MessageRouter(endpoints=endpoints, monitor=HealthMonitor(endpoints, on_event=show))
     for name in ("ann", "bob", "cid"):
         endpoints.register(worker(name))
     router.routes.register_route("office.print.*", "printers")
@@ -52,7 +52,7 @@ async def main() -> None:
 asyncio.run(main())
 # Output:
 # > Counter({'ann': 10, 'bob': 10, 'cid': 10})
-# > told: EndpointUnhealthyEvent
+# > event: EndpointUnhealthyEvent
 # > Counter({'ann': 15, 'cid': 15})
 # > bob: its circuit is open
 # > notified: 1

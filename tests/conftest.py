@@ -6,6 +6,7 @@ Mark a test `asyncio_only` with a reason if what it drives is asyncio's alone.
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
+@pytest.fixture
+def collected() -> None:
+    """Collect what earlier tests left: failed results that nobody looked at are logged then."""
+    gc.collect()
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture, collected: None) -> pytest.LogCaptureFixture:
+    """Pytest's `caplog`, without the log lines of what earlier tests left."""
+    caplog.clear()
+    return caplog
+
+
 skipped: list[str] = []
 table = Table()
 
@@ -61,6 +75,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    gc.unfreeze()
     # A skipped test on a promised feature fails the build.
     if skipped and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -109,6 +124,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.timeout(3_600), append=False)
     if area:
         keep(config, items, [item for item in items if area_of(item) == area])
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests stay to the end: the collector need not look at them each time.
+    gc.collect()
+    gc.freeze()
 
 
 def keep(config: pytest.Config, items: list[pytest.Item], chosen: list[pytest.Item]) -> None:

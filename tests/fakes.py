@@ -10,7 +10,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from msgbus import BackpressureStrategy, BusConfig, Event, MessageBus, QueueConfig
+from msgbus import BackpressureStrategy, BusConfig, Command, Event, MessageBus, QueueConfig
+from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.stats import EventHandlerStats, EventTypeStats
 
 
@@ -154,3 +155,55 @@ def logged(caplog: pytest.LogCaptureFixture, name: str) -> list[Mapping[str, Any
     """The data of all log events of this name."""
     entries = [getattr(record, "msgbus", {}) for record in caplog.records]
     return [entry for entry in entries if entry.get("event") == name]
+
+
+class Calendar:
+    """A bus on virtual time with one handler that notes what it saw."""
+
+    def __init__(self, *, start: float = 1_000_000.0) -> None:
+        self.clock = VirtualClock(start)
+        self.bus = MessageBus(clock=self.clock)
+        self.seen = Recorder()
+        self.bus.subscribe(OrderPlaced, self.seen)
+
+
+class Lists:
+    """A batch handler that notes its lists; with `hold`, it ends only once released."""
+
+    def __init__(self, *, hold: bool = False) -> None:
+        self.lists: list[list[int]] = []
+        self.release = anyio.Event()
+        if not hold:
+            self.release.set()
+
+    async def __call__(self, events: list[OrderPlaced]) -> None:
+        self.lists.append([event.number for event in events])
+        await self.release.wait()
+
+
+class Add(Command[int]):
+    left: int
+    right: int
+
+
+class Fail(Command):
+    text: str = "boom"
+
+
+class Added(Event):
+    total: int
+
+
+async def add(command: Add) -> int:
+    return command.left + command.right
+
+
+async def fail(command: Fail) -> None:
+    raise ValueError(command.text)
+
+
+def make_command_bus() -> MessageBus:
+    bus = MessageBus()
+    bus.register_command_handler(Add, add)
+    bus.register_command_handler(Fail, fail)
+    return bus

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from msgbus import InvalidTopicError
+from msgbus.errors import InvalidTopicError
 from msgbus.routing import TopicPattern, nats_subjects, to_nats
 from tests.docs.pages import ROOT
 

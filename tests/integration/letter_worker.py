@@ -20,7 +20,7 @@ from msgbus.resilience import (
     JournalDeadLetterStore,
     SqliteDeadLetterStore,
 )
-from msgbus.testing.letters import Checked
+from msgbus.testing.conformance.dead_letters import Checked
 
 
 @asynccontextmanager

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from msgbus.resilience import LetterStatus
-from msgbus.testing.letters import Checked
+from msgbus.testing.conformance.dead_letters import Checked
 from tests.counts import REPLAY_KILLS
 from tests.evidence import Evidence
 from tests.integration.letter_worker import queue_of

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import anyio
 import anyio.lowlevel
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from msgbus import (
     BackpressureStrategy,

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
+from msgbus.runtime.token_bucket import TokenBucket
 from msgbus.subscriptions import DurableSubscription, Mode
 from msgbus.subscriptions.desk import Desk
-from msgbus.subscriptions.rate import RateLimit
 from msgbus.subscriptions.window import Entry
-from msgbus.testing.simulation.checks import Findings
+from msgbus.testing.simulation.checks import Violations
 from msgbus.testing.simulation.simulation import Simulation, main, simulate
 from tests.counts import SIMULATED_SEEDS
 from tests.evidence import Evidence
@@ -22,7 +22,7 @@ CHUNK = 25
 @pytest.mark.parametrize("first", range(0, SIMULATED_SEEDS, CHUNK))
 def test_no_seed_breaks_a_promise(first: int, evidence: Evidence) -> None:
     runs = {seed: simulate(seed) for seed in range(first, first + CHUNK)}
-    broken = {seed: findings for seed, (findings, _) in runs.items() if not findings.is_clean}
+    broken = {seed: violations for seed, (violations, _) in runs.items() if not violations.is_clean}
 
     assert broken == {}, (
         "replay with: python -m msgbus.testing.simulation.simulation --seeds 1 --from SEED"
@@ -42,7 +42,7 @@ def test_no_seed_breaks_a_promise(first: int, evidence: Evidence) -> None:
 # that read ahead of busy keys, a standby that counted the retries of its former tenure.
 @pytest.mark.parametrize("seed", [166, 230, 302, 408, 587, 881, 964, 983])
 def test_seeds_that_once_failed(seed: int) -> None:
-    assert simulate(seed)[0] == Findings()
+    assert simulate(seed)[0] == Violations()
 
 
 def test_a_seed_gives_the_same_history_every_time() -> None:
@@ -83,14 +83,14 @@ def overtake_what_waits(subscription: DurableSubscription) -> None:
 def one_token_too_many(subscription: DurableSubscription) -> None:
     desk = subscription.engine.desk
     config = desk.config
-    desk.rate = RateLimit(config.rate_limit, config.burst + 1, desk.clock.now())
+    desk.rate = TokenBucket(config.rate_limit, config.burst + 1, desk.clock.now())
 
 
 def tokens_a_tenth_too_soon(subscription: DurableSubscription) -> None:
     desk = subscription.engine.desk
     rate = desk.config.rate_limit
     faster = None if rate is None else rate * 1.1
-    desk.rate = RateLimit(faster, desk.config.burst, desk.clock.now())
+    desk.rate = TokenBucket(faster, desk.config.burst, desk.clock.now())
 
 
 @pytest.mark.parametrize(

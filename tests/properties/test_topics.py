@@ -1,4 +1,4 @@
-"""Topics and routes against slow, obviously right ones.
+"""Topic patterns and routes against a slow reference implementation.
 
 `python -m tests.properties.slow_topics 1000000` compares a million pairs.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from msgbus.messages.topics.pattern import TopicPattern, check_topic, is_topic
 from msgbus.routing import PatternRouter, Route, nats_subjects

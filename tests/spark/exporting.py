@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from msgbus import pipeline
-from msgbus.pipeline.lake import Segment, export
+from msgbus.pipeline.lake import SealedSegment, export
 from msgbus.pipeline.session import session
 
 
-def tell(segment: Segment) -> None:
+def tell(segment: SealedSegment) -> None:
     """Say what is sealed."""
     print("sealed", segment.last, flush=True)
 

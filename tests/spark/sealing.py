@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from msgbus.pipeline.lake.folder import Lake, Segment, Staged
+from msgbus.pipeline.lake.folder import Lake, SealedSegment, StagedFile
 
 pa: Any = import_module("pyarrow")
 pq: Any = import_module("pyarrow.parquet")
@@ -51,16 +51,16 @@ def watch(owner: Any, name: str, count: Callable[[], None]) -> None:
     setattr(owner, name, watched)
 
 
-def stage(staging: Path, lake: Lake, first: int, last: int) -> list[Staged]:
+def stage(staging: Path, lake: Lake, first: int, last: int) -> list[StagedFile]:
     """Two files, as if the range were of two days."""
-    found: list[Staged] = []
+    found: list[StagedFile] = []
     for half, day in ((0, "2026-03-01"), (1, "2026-03-02")):
         offsets = [offset for offset in range(first, last + 1) if offset % 2 == half]
         path = staging / f"{first}-{half}.parquet"
         time = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(days=half)
         pq.write_table(pa.table({"offset": offsets, "time": [time] * len(offsets)}), path)
         relative = path.relative_to(lake.path).as_posix()
-        found.append(Staged(relative, day, len(offsets), offsets[0]))
+        found.append(StagedFile(relative, day, len(offsets), offsets[0]))
     return found
 
 
@@ -74,7 +74,7 @@ def seal_all(path: str, step: int) -> None:
         for first in range(lake.sealed("messages") + 1, ROWS + 1, SEGMENT):
             last = first + SEGMENT - 1
             staged = stage(staging, lake, first, last)
-            lake.seal(Segment("messages", first, last, 0, ()), staged)
+            lake.seal(SealedSegment("messages", first, last, 0, ()), staged)
             count()
 
 

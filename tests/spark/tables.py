@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as sql
+from pyspark.sql import DataFrame, SparkSession, functions as sql
 from pyspark.sql.types import StructType, TimestampType
 
 from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES
@@ -141,7 +140,7 @@ _ERRORS: Final = (
 
 
 def random_journal(seed: int, size: int, seconds: float = 600.0) -> tuple[list[Row], list[Row]]:
-    """Chains of messages, some of them in sessions, with tries, failures and gaps."""
+    """Chains of messages, some of them in sessions, with attempts, failures and gaps."""
     dice = random.Random(seed)
     messages: list[Row] = []
     offset = 0

@@ -6,20 +6,16 @@ import math
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as sql
+from hypothesis import given, strategies as st
+from pyspark.sql import SparkSession, functions as sql
 
-from msgbus.pipeline.jobs.buckets import (
+from msgbus.pipeline.jobs.failures import MAX_LENGTH, NO_TEXT, cause_column, cause_of
+from msgbus.pipeline.jobs.metrics import (
     LOWEST,
     bucket_column,
-    bucket_of,
     middle_column,
-    middle_of,
-    percentile,
 )
-from msgbus.pipeline.jobs.causes import MAX_LENGTH, NO_TEXT, cause_column, cause_of
+from tests.spark.buckets import bucket_of, middle_of, percentile
 from tests.spark.tables import frame_of
 
 

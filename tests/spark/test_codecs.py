@@ -9,7 +9,8 @@ from typing import Final
 import pytest
 from pyspark.sql import SparkSession
 
-from msgbus import Event, PipelineOptionError, pipeline
+from msgbus import Event, pipeline
+from msgbus.errors import PipelineOptionError
 from msgbus.journal import Record, SqliteJournal
 from msgbus.pipeline import Pipeline
 from msgbus.pipeline.lake import read_lake
@@ -85,7 +86,7 @@ def test_what_is_written_back_goes_through_it(pipe: Pipeline, path: Path) -> Non
 @pytest.mark.parametrize(
     ("codec", "problem"),
     [
-        ("flipped", "does not say where to look"),
+        ("flipped", "names no object"),
         ("no_such_module:flipped", "no module 'no_such_module'"),
         ("tests.spark.programs.codecs:other", "has no 'other'"),
         ("tests.spark.programs.codecs:Flipped", "is no codec"),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from benchmarks.walk import listed, walk
 from tests.docs.pages import Block, page_id, programs, spark_examples, spark_pages
 from tests.docs.test_examples import announced
 from tests.docs.test_snippets import check, page_module
@@ -49,6 +50,11 @@ def test_the_snippets_of_a_page_run_and_print_what_it_says(
                 check(replace(program, block=block), page, module, runner)
         finally:
             by_value.unregister_pickle_by_value(module)
+    assert spark.range(1).count() == 1  # it has not been stopped
+
+
+def test_the_page_on_architecture_lists_the_files_of_a_query_in_order(spark: SparkSession) -> None:
+    assert list(listed("spark")) == list(walk("spark"))
     assert spark.range(1).count() == 1  # it has not been stopped
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, SparkSession, functions as f
 
-from msgbus import Command, ConfigurationError, Event, PipelineError, pipeline
+from msgbus import Command, ConfigurationError, Event, pipeline
+from msgbus.errors import PipelineError
 from msgbus.journal import MessageCodec, Retention
 from msgbus.pipeline import MicroBatch, Pipeline, on_batch
 from msgbus.testing.conformance.journals.kit import TIME

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from msgbus.pipeline import jobs
-from msgbus.pipeline.jobs.buckets import bucket_of, percentile
-from msgbus.pipeline.jobs.causes import cause_of
+from msgbus.pipeline.jobs.failures import cause_of
 from tests.counts import RANDOM_JOURNALS
 from tests.evidence import Evidence
+from tests.spark.buckets import bucket_of, percentile
 from tests.spark.tables import (
     START,
     Row,
@@ -47,7 +47,7 @@ class Journal(NamedTuple):
 @pytest.fixture(scope="module", params=RANDOM_JOURNALS)
 def journal(spark: SparkSession, request: pytest.FixtureRequest) -> Journal:
     messages, deliveries = random_journal(request.param, 800, SECONDS)
-    # One message is gone: its tries have no type any more.
+    # One message is gone: its attempts have no type any more.
     tried = {row["message_id"] for row in deliveries}
     messages.remove(next(one for one in messages[100:] if one["message_id"] in tried))
     frames = (
@@ -103,7 +103,7 @@ def test_throughput(journal: Journal) -> None:
     names = {one["message_id"]: one["name"] for one in journal.messages}
     for row in journal.deliveries:
         count = expected[minute(row), names.get(row["message_id"])]
-        count["tries"] += is_try(row)
+        count["attempts"] += is_try(row)
         count["succeeded"] += row["outcome"] == "ok"
         count["failed"] += is_failed(row)
         count["retries"] += is_try(row) and row["attempt"] > 1
@@ -112,9 +112,9 @@ def test_throughput(journal: Journal) -> None:
     assert {(row["minute"], row["name"]) for row in found} == set(expected)
     for row in found:
         count = expected[row["minute"], row["name"]]
-        columns = ("published", "tries", "succeeded", "failed", "retries", "dead_letters")
+        columns = ("published", "attempts", "succeeded", "failed", "retries", "dead_letters")
         assert {name: row[name] for name in columns} == {name: count[name] for name in columns}
-        rate = count["failed"] / count["tries"] if count["tries"] else None
+        rate = count["failed"] / count["attempts"] if count["attempts"] else None
         assert row["failure_rate"] == rate
 
 
@@ -152,7 +152,7 @@ def test_failures_retries_and_dead_letters(journal: Journal) -> None:
         if row["outcome"] == "dead_lettered":
             letters[(*where, cause)] += 1
     retries: dict[Any, Counter[str]] = defaultdict(Counter)
-    ends = {"ok": "recovered", "refused": "recovered", "dead_lettered": "given_up"}
+    ends = {"ok": "recovered", "refused": "recovered", "dead_lettered": "dead"}
     for (message_id, handler), rows in journal.pairs().items():
         bad = [row for row in rows if is_failed(row)]
         tried = sum(map(is_try, rows))
@@ -173,7 +173,7 @@ def test_failures_retries_and_dead_letters(journal: Journal) -> None:
     assert {tuple(row[key] for key in keys) for row in found} == set(retries)
     for row in found:
         count = retries[tuple(row[key] for key in keys)]
-        columns = ("messages", "retried", "retries", "recovered", "given_up", "unfinished")
+        columns = ("messages", "retried", "retries", "recovered", "dead", "unfinished")
         assert {name: row[name] for name in columns} == {name: count[name] for name in columns}
 
 
@@ -196,7 +196,7 @@ def test_sessions(journal: Journal) -> None:
         assert row["outcome"] == ("failed" if ended_badly else "recovered" if failed else "ok")
         assert row["duration"] == pytest.approx(max(times) - min(times), abs=1e-5)
         assert (row["messages"], row["failed"]) == (len(ids), failed)
-        assert row["tries"] == sum(map(is_try, every))
+        assert row["attempts"] == sum(map(is_try, every))
 
 
 def test_chains(journal: Journal) -> None:

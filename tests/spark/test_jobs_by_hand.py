@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from msgbus.pipeline import jobs
-from msgbus.pipeline.jobs import metrics as latency
-from msgbus.pipeline.jobs.buckets import bucket_of, middle_of
+from msgbus.pipeline.jobs import metrics
+from tests.spark.buckets import bucket_of, middle_of
 from tests.spark.tables import (
     Row,
     at,
@@ -84,14 +84,14 @@ def test_throughput(frames: Frames) -> None:
         (60.0, "Unheard", 1, 0, 0, 0, 0, 0, None, None, None),
     ]
     assert list(found[0]) == [
-        *("minute", "name", "published", "tries", "succeeded", "failed", "retries"),
+        *("minute", "name", "published", "attempts", "succeeded", "failed", "retries"),
         *("dead_letters", "failure_rate", "retry_rate", "dead_letter_rate"),
     ]
 
 
 def test_throughput_added_up_has_rates_of_the_sums(frames: Frames) -> None:
     (row,) = collected(jobs.merge_throughput(jobs.throughput(*frames)))
-    assert (row["published"], row["tries"], row["failed"]) == (8, 11, 4)
+    assert (row["published"], row["attempts"], row["failed"]) == (8, 11, 4)
     assert row["failure_rate"] == pytest.approx(4 / 11)
 
 
@@ -116,7 +116,7 @@ def test_a_histogram_counts_what_ran_by_bucket(frames: Frames) -> None:
     [("run", 2.0, 5.0, 2.5), ("wait", 1.0, 10.0, 4.75), ("total", 6.0, 12.0, 7.25)],
 )
 def test_percentiles_of_merged_histograms(
-    frames: Frames, measure: latency.Measure, median: float, longest: float, mean: float
+    frames: Frames, measure: metrics.Measure, median: float, longest: float, mean: float
 ) -> None:
     found = collected(
         jobs.percentiles(
@@ -159,7 +159,7 @@ def test_retries_by_the_cause_of_the_first_failure(frames: Frames) -> None:
             "retried": 1,
             "retries": 1,
             "recovered": 1,
-            "given_up": 0,
+            "dead": 0,
             "unfinished": 0,
             "most_attempts": 2,
         },
@@ -171,7 +171,7 @@ def test_retries_by_the_cause_of_the_first_failure(frames: Frames) -> None:
             "retried": 1,
             "retries": 1,
             "recovered": 0,
-            "given_up": 1,
+            "dead": 1,
             "unfinished": 0,
             "most_attempts": 2,
         },
@@ -183,7 +183,7 @@ def test_retries_by_the_cause_of_the_first_failure(frames: Frames) -> None:
             "retried": 0,
             "retries": 0,
             "recovered": 0,
-            "given_up": 0,
+            "dead": 0,
             "unfinished": 1,
             "most_attempts": 1,
         },
@@ -218,7 +218,7 @@ def test_sessions(frames: Frames) -> None:
         "messages": 5,
         "events": 4,
         "commands": 1,
-        "tries": 7,
+        "attempts": 7,
         "failed": 2,
         "dead_letters": 0,
     }
@@ -234,7 +234,7 @@ def test_a_session_whose_failures_were_made_good_has_recovered(spark: SparkSessi
     assert outcomes == {"s1": "recovered", "s2": "failed", "s3": "ok"}
 
 
-@pytest.mark.parametrize("ids", [(1, 2, 3), (2, 3, 1)], ids=["in order", "tries written later"])
+@pytest.mark.parametrize("ids", [(1, 2, 3), (2, 3, 1)], ids=["in order", "attempts written later"])
 def test_a_dead_letter_may_be_a_row_of_its_own(
     spark: SparkSession, ids: tuple[int, int, int]
 ) -> None:
@@ -247,17 +247,17 @@ def test_a_dead_letter_may_be_a_row_of_its_own(
     ]
     frames = messages_frame(spark, [one]), deliveries_frame(spark, rows)
     (total,) = collected(jobs.throughput(*frames))
-    assert (total["tries"], total["failed"], total["retries"], total["dead_letters"]) == (
+    assert (total["attempts"], total["failed"], total["retries"], total["dead_letters"]) == (
         2,
         2,
         1,
         1,
     )
     (end,) = collected(jobs.retries(*frames))
-    assert (end["retries"], end["given_up"], end["unfinished"]) == (1, 1, 0)
+    assert (end["retries"], end["dead"], end["unfinished"]) == (1, 1, 0)
     letter, failed = collected(jobs.failures(*frames), "outcome")
-    assert (letter["outcome"], letter["count"], letter["tries"]) == ("dead_lettered", 1, 0)
-    assert (failed["outcome"], failed["count"], failed["tries"]) == ("failed", 2, 2)
+    assert (letter["outcome"], letter["count"], letter["attempts"]) == ("dead_lettered", 1, 0)
+    assert (failed["outcome"], failed["count"], failed["attempts"]) == ("failed", 2, 2)
     (slow,) = collected(jobs.slowest(*frames))
     assert (slow["seconds"], slow["outcome"], slow["attempts"]) == (3.0, "failed", 2)
 

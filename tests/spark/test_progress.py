@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from msgbus.pipeline.progress import Tasks, line_of, showing_progress, tasks_of, tracker_of
+from msgbus.pipeline.session import Tasks, line_of, showing_progress, tasks_of, tracker_of
 
 # Three tasks that nobody waits for the end of.
 LONG = """

@@ -11,13 +11,13 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from pydantic import BaseModel
 from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 
-from msgbus import Event, PipelineOptionError, pipeline
+from msgbus import Event, pipeline
+from msgbus.errors import PipelineOptionError
 from msgbus.journal import (
     DeadLetter,
     DeliveryRecord,

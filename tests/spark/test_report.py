@@ -9,12 +9,10 @@ import anyio
 import pytest
 from pyspark.sql import SparkSession
 
+from examples.shop import durable
+from examples.shop.__main__ import write_report
+from examples.shop.messages import make_orders
 from msgbus import pipeline
-from msgbus.demo.durable import act
-from msgbus.demo.durable.folder import Folder
-from msgbus.demo.durable.warehouse import HANDLERS
-from msgbus.demo.plan import write_plan
-from msgbus.demo.report import write_report
 from msgbus.pipeline.report import collect, render
 from tests.spark.kit import append, mixed_records
 from tests.spark.tables import START, at, deliveries_frame, messages_frame, random_journal
@@ -29,16 +27,16 @@ def test_a_report_has_what_happened(spark: SparkSession) -> None:
         source="shop.db",
         now=at(4000.0),
     )
-    tries = [one for one in deliveries if one["outcome"] != "dead_lettered" or one["run"] > 0]
+    attempts = [one for one in deliveries if one["outcome"] != "dead_lettered" or one["run"] > 0]
     times = [one["time"] for one in (*messages, *deliveries)]
     assert (data.first, data.last) == (min(times), max(times))
     assert data.totals.messages == 300
     assert data.totals.types == len({one["name"] for one in messages})
-    assert data.totals.tries == len(tries)
+    assert data.totals.attempts == len(attempts)
     assert data.totals.dead_letters == sum(one["outcome"] == "dead_lettered" for one in deliveries)
     assert data.latency is not None
-    assert data.latency.tries == len(tries)
-    assert data.latency.longest == pytest.approx(max(one["wait"] + one["run"] for one in tries))
+    assert data.latency.attempts == len(attempts)
+    assert data.latency.longest == pytest.approx(max(one["wait"] + one["run"] for one in attempts))
 
     assert data.step == timedelta(minutes=1)
     assert data.periods[0].start == START
@@ -46,15 +44,15 @@ def test_a_report_has_what_happened(spark: SparkSession) -> None:
         b.start - a.start == data.step for a, b in zip(data.periods, data.periods[1:], strict=False)
     )
     assert sum(sum(one.published.values()) for one in data.periods) == 300
-    assert sum(one.latency.tries for one in data.periods if one.latency) == len(tries)
+    assert sum(one.latency.attempts for one in data.periods if one.latency) == len(attempts)
 
     handlers = {one.handler for one in data.handlers}
     assert handlers == {one["handler"] for one in deliveries}
-    assert sum(one.tries for one in data.failures) + sum(
+    assert sum(one.attempts for one in data.failures) + sum(
         one["outcome"] == "ok" for one in deliveries
-    ) == len(tries)
-    assert [one.tries for one in data.failures] == sorted(
-        (one.tries for one in data.failures), reverse=True
+    ) == len(attempts)
+    assert [one.attempts for one in data.failures] == sorted(
+        (one.attempts for one in data.failures), reverse=True
     )
     assert sum(data.sessions.outcomes.values()) == len(
         {one["session_id"] for one in messages if one["session_id"]}
@@ -71,25 +69,18 @@ def test_a_report_has_what_happened(spark: SparkSession) -> None:
     assert "shop.db" in render(data)
 
 
-class Nobody:
-    """Looks on, and away."""
-
-    def update(self, scene: act.Scene) -> None: ...
-
-    def say(self, seconds: float, text: str, detail: str = "") -> None: ...
-
-
 def test_the_demo_ends_with_a_report_of_its_own_journal(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    folder = Folder(tmp_path)
-    anyio.run(act.run, write_plan(60, seed=5, jobs=2), folder, Nobody())
+    durable.clear(tmp_path)
+    act = durable.Durable(make_orders(60, seed=5), tmp_path)
+    anyio.run(durable.run, act)
 
-    path = write_report(folder)
+    write_report(tmp_path, is_wanted=True)
 
-    page = path.read_text(encoding="utf-8")
-    assert path == folder.report.absolute()
-    assert all(handler in page for handler in HANDLERS)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert len(act.handlers) == 2
+    assert all(handler in page for handler in act.handlers)
     assert spark.range(1).count() == 1  # it took the session that was there
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from msgbus import LakeBusyError, LakeDamagedError
-from msgbus.pipeline.lake import Lake, Segment
+from msgbus.errors import LakeBusyError, LakeDamagedError
+from msgbus.pipeline.lake import Lake, SealedSegment
 from tests.evidence import Evidence
 from tests.spark.kit import faults
 from tests.spark.sealing import ROWS, SEGMENT, stage
@@ -61,7 +61,7 @@ def seal_all() -> Generator[Seal]:
 
 def seal(lake: Lake, first: int, last: int) -> None:
     with lake.exporting() as staging:
-        lake.seal(Segment("messages", first, last, 0, ()), stage(staging, lake, first, last))
+        lake.seal(SealedSegment("messages", first, last, 0, ()), stage(staging, lake, first, last))
 
 
 @pytest.mark.slow
@@ -159,6 +159,6 @@ def test_a_file_that_was_to_be_sealed_and_is_gone_is_an_error(tmp_path: Path) ->
     with lake.exporting() as staging:
         staged = stage(staging, lake, 1, 10)
         (lake.path / staged[1].path).unlink()
-        with pytest.raises(LakeDamagedError, match="not there"):
-            lake.seal(Segment("messages", 1, 10, 0, ()), staged)
+        with pytest.raises(LakeDamagedError, match="is missing"):
+            lake.seal(SealedSegment("messages", 1, 10, 0, ()), staged)
     assert lake.sealed("messages") == 0

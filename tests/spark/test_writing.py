@@ -9,8 +9,7 @@ from uuid import UUID
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as f
+from pyspark.sql import DataFrame, SparkSession, functions as f
 
 from msgbus import pipeline
 from msgbus.journal import Kind, MessageCodec, SqliteJournal
@@ -178,7 +177,7 @@ def test_what_cannot_be_a_message_says_why(
 def test_a_journal_is_never_overwritten(spark: SparkSession, path: Path) -> None:
     save(ten(spark), path)
 
-    with pytest.raises(PySparkException, match="only ever added to"):
+    with pytest.raises(PySparkException, match="only be appended to"):
         ten(spark).write.format("msgbus").option("url", str(path)).mode("overwrite").save()
 
     assert len(records_in(path)) == 10

@@ -17,7 +17,6 @@ from msgbus.resilience import CircuitBreakerConfig, ResilientMessageBus, RetryCo
 
 ABOUT_THE_PLAIN_BUS: Final = {
     "test_benchmarks": "measures the plain bus",
-    "test_demo": "runs the demo, which makes its own bus",
     "test_exports": "is about the names of the package",
     "test_messages": "is about messages, before any bus",
     "test_options": "is about signatures, and calls nothing",
@@ -66,7 +65,7 @@ def _runs_twice(metafunc: pytest.Metafunc) -> bool:
         getattr(module, "MessageBus", None) is msgbus.MessageBus
         and path.stem not in ABOUT_THE_PLAIN_BUS
         and metafunc.function.__name__ not in NOT_THE_SAME
-        and path.parent.name in ("unit", "properties")
+        and path.parent.name in ("unit", "bus", "handlers", "messages", "properties")
     )
 
 

@@ -10,6 +10,8 @@ from importlib import import_module
 import pytest
 
 import msgbus
+from msgbus import BusSession, MessageBus
+from msgbus.resilience import ResilientMessageBus
 from tests.docs.pages import ROOT, blocks, pages
 from tests.public import MODULES, public_names
 
@@ -23,6 +25,20 @@ MsgBusError MissingHandlerError DuplicateHandlerError HandlerSignatureError BusC
 QueueFullError ConfigurationError MissingExtraError CommandStartedEvent CommandResultEvent
 SessionStartEvent SessionEndEvent EventHandlerFailedEvent CreateCommand UpdateCommand DeleteCommand
 """
+
+SENDING = "call enqueue execute expect publish publish_many request stream"
+REGISTERING = "handles include on register_command_handler register_event_handler subscribe"
+BUS = f"""
+{SENDING} {REGISTERING} add_filter add_middleware check clock config correlations handlers
+is_running journal lifespan portal relay relay_once replay session sessions settled start stats stop
+ticket transact transaction unregister_command_handler unschedule
+"""
+SESSION = "bus close handlers headers is_open report session_id settled"
+SHOWN: dict[type[object], str] = {
+    MessageBus: BUS,
+    ResilientMessageBus: f"{BUS} circuit circuits dead_letters describe policy",
+    BusSession: f"{SENDING} {REGISTERING} {SESSION}",
+}
 
 OPTIONAL = ["structlog", "prometheus_client", "opentelemetry", "rich", "trio", "tenacity"]
 
@@ -47,7 +63,7 @@ def test_no_public_name_means_two_things() -> None:
 
 
 def test_every_module_that_the_docs_import_from_is_public() -> None:
-    examples = [file.read_text(encoding="utf-8") for file in (ROOT / "examples").glob("*.py")]
+    examples = [file.read_text(encoding="utf-8") for file in (ROOT / "examples").rglob("*.py")]
     docs = [one.text for page in pages() for one in blocks(page) if one.language == "python"]
     imported = re.findall(r"(?m)^\s*(?:from|import) (msgbus[\w.]*)", "\n".join(examples + docs))
 
@@ -59,30 +75,30 @@ def test_every_promised_name_is_public() -> None:
     assert set(PROMISED.split()) <= set(msgbus.__all__)
 
 
-def test_every_error_and_every_lifecycle_event_is_public() -> None:
-    from msgbus import errors, lifecycle
+def test_every_system_event_is_public() -> None:
+    from msgbus.messages import system_events
     from msgbus.messages.message import SystemEvent
 
     defined = {
         name
-        for module, base in ((errors, errors.MsgBusError), (lifecycle, SystemEvent))
-        for name, value in vars(module).items()
-        if isinstance(value, type) and issubclass(value, base)
+        for name, value in vars(system_events).items()
+        if isinstance(value, type) and issubclass(value, SystemEvent)
     }
 
     assert defined <= set(msgbus.__all__)
 
 
-def test_every_error_is_in_the_tree_of_the_docstring() -> None:
-    from msgbus import errors
+def test_the_package_shows_its_public_names_and_nothing_else() -> None:
+    assert dir(msgbus) == sorted(msgbus.__all__)
 
-    assert errors.__doc__ is not None
-    names = [
-        name
-        for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, errors.MsgBusError)
-    ]
-    assert [name for name in names if name not in errors.__doc__] == []
+
+@pytest.mark.parametrize(("cls", "names"), SHOWN.items())
+def test_public_objects_show_what_a_user_may_call_and_nothing_else(
+    cls: type[object], names: str
+) -> None:
+    made = MessageBus().session() if cls is BusSession else cls()
+
+    assert [name for name in dir(made) if not name.startswith("_")] == sorted(names.split())
 
 
 def test_importing_msgbus_pulls_in_no_optional_package() -> None:

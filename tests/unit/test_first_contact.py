@@ -24,11 +24,10 @@ from msgbus import (
     Event,
     HandlerSignatureError,
     MessageBus,
-    MessageDefinitionError,
     MissingExtraError,
     QueueConfig,
-    WrongMessageTypeError,
 )
+from msgbus.errors import MessageDefinitionError, WrongMessageTypeError
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from tests.fakes import OrderPlaced
 
@@ -123,12 +122,12 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         on_without_parentheses,
         ConfigurationError,
-        "@bus.on above note needs to know what for: write @bus.on(OrderPlaced).",
+        "@bus.on above note names no message class: write @bus.on(OrderPlaced).",
     ),
     (
         handles_without_parentheses,
         ConfigurationError,
-        "@bus.handles above pay needs to know what for: write @bus.handles(PlaceOrder).",
+        "@bus.handles above pay names no message class: write @bus.handles(PlaceOrder).",
     ),
     (
         misspelt_option,
@@ -158,14 +157,14 @@ MISTAKES: list[tuple[Callable[[], None], type[Exception], str]] = [
     (
         decorated_method,
         HandlerSignatureError,
-        "Shop.note is a method without its object: there is none yet when its class is written. "
+        "Shop.note is an unbound method: while the class body runs, there is no object yet. "
         "Register the method of an object, bus.subscribe(OrderPlaced, obj.note), or a class with "
         "a method `handle`.",
     ),
     (
         decorated_command_method,
         HandlerSignatureError,
-        "Shop.pay is a method without its object: there is none yet when its class is written. "
+        "Shop.pay is an unbound method: while the class body runs, there is no object yet. "
         "Register the method of an object, bus.register_command_handler(Pay, obj.pay), or a class "
         "with a method `handle`.",
     ),

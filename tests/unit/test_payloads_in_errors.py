@@ -12,15 +12,15 @@ from typing import Annotated, Any, Final, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from msgbus import Command, Event, MessageBus, StoredMessageError
-from msgbus.errors import PipelineError
+from msgbus import Command, Event, MessageBus
+from msgbus.errors import PipelineError, StoredMessageError
 from msgbus.journal import MemoryJournal
 from msgbus.journal.codec import MessageCodec
 from msgbus.middleware import LoggingMiddleware, ValidationMiddleware
 from msgbus.pipeline.arrow import pa
 from msgbus.pipeline.schemas import to_row
 from msgbus.pipeline.source.options import WriteOptions
-from msgbus.pipeline.source.rows import RowRecords
+from msgbus.pipeline.source.writer import RowRecords
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from msgbus.routing import DispatchRoute, EventEnvelope, MessageCategory, MessageDispatchEngine
 from msgbus.telemetry.redaction import redact_exception

@@ -6,7 +6,7 @@ A proxy has its methods by `__getattr__`, where `isinstance` of a protocol does 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,9 +20,8 @@ from msgbus import (
     MessageBus,
 )
 from msgbus.durability import Outbox, OutboxEntry
-from msgbus.journal import MemoryJournal
+from msgbus.journal import Journal, MemoryJournal
 from msgbus.journal.letters import JournalDeadLetterStore
-from msgbus.protocols import missing_members
 from msgbus.resilience import (
     DeadLetterQueue,
     DeadLetterStore,
@@ -32,6 +31,7 @@ from msgbus.resilience import (
 from msgbus.routing import DispatcherRegistry, MessageDispatchEngine, MessageDispatcher
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.routing.forwarding import publish_on
+from msgbus.runtime.arguments import missing_members
 from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.simulation.processes import Process
 from tests.unit.routing.engines import PLACED, TOPIC, Reducer, route
@@ -80,7 +80,7 @@ async def test_a_proxy_of_a_journal_makes_a_bus_durable() -> None:
 
     async with MemoryJournal() as journal:
         for number in range(2):
-            bus = MessageBus(journal=Proxy(journal))
+            bus = MessageBus(journal=cast("Journal", Proxy(journal)))
             bus.subscribe(Ordered, pack)
             async with bus:
                 await bus.publish(Ordered(number=number))
@@ -120,7 +120,7 @@ async def test_a_proxy_of_a_bus_journal_keeps_its_dead_letters() -> None:
         raise ValueError("no")
 
     async with MemoryJournal() as journal:
-        bus = ResilientMessageBus(retry=None, journal=Proxy(journal))
+        bus = ResilientMessageBus(retry=None, journal=cast("Journal", Proxy(journal)))
         bus.subscribe(Ordered, fail)
         async with bus:
             await bus.publish(Ordered())
@@ -195,7 +195,7 @@ async def test_a_proxy_of_a_bus_is_published_on() -> None:
 
 async def journal_without(method: str) -> None:
     async with MemoryJournal() as journal:
-        MessageBus(journal=Proxy(journal, without=method))
+        MessageBus(journal=cast("Journal", Proxy(journal, without=method)))
 
 
 async def letters_without(method: str) -> None:
@@ -267,7 +267,7 @@ async def test_what_lacks_a_part_is_told_which_and_what_to_do(
 
 def test_what_has_nothing_of_a_journal_is_told_what_to_give() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        MessageBus(journal=object())
+        MessageBus(journal=cast("Any", object()))
 
     assert ", which lacks acquire, append, attempts, changed, close and " in str(caught.value)
     assert 'Give a URL such as "sqlite:///shop.db"' in str(caught.value)

@@ -132,7 +132,7 @@ async def test_a_command_whose_worker_is_killed_is_done_by_the_next(tmp_path: Pa
             assert await ticket.result(timeout=60) == 10
 
         assert bus.journal is not None
-        assert await bus.journal.count_scheduled(subscription="msgbus.bus.commands") == 0
+        assert await bus.journal.count_scheduled(subscription="msgbus.commands") == 0
         assert await bus.journal.dead_letters() == []
     assert said(path, "begun") == Counter({1: 2, 2: 1})
     assert said(path, "ended") == Counter({1: 1, 2: 1})
@@ -152,7 +152,7 @@ async def test_a_command_that_kills_its_process_ends_as_a_dead_letter(tmp_path: 
         with pytest.raises(TicketFailedError, match=r"process ended .* 4 times"):
             await deadly.result(timeout=60)
         assert bus.journal is not None
-        (letter,) = await bus.journal.dead_letters("msgbus.bus.commands")
+        (letter,) = await bus.journal.dead_letters("msgbus.commands")
         assert (letter.record.message_id, letter.attempts) == (deadly.message_id, 4)
 
 

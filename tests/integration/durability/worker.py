@@ -11,7 +11,10 @@ import asyncio
 import os
 import sys
 
+from typing_extensions import override
+
 from msgbus import BusConfig, Command, Context, Event, MessageBus
+from msgbus.bus.assembly import Assembly
 from msgbus.subscriptions import RetryTiers
 
 LEASE = 0.5
@@ -27,11 +30,18 @@ class Reminded(Event, name="kill.Reminded"):
     number: int
 
 
-class Bus(MessageBus):
-    """Patient with its handlers, but quick about it."""
+class QuickRetries(Assembly):
+    """Retries of enqueued commands after ten milliseconds."""
 
+    @override
     def retry_tiers(self, registration: object) -> RetryTiers:
         return RetryTiers(max_attempts=4, initial_delay=0.01)
+
+
+class Bus(MessageBus):
+    @override
+    def _make_assembly(self) -> Assembly:
+        return QuickRetries(self._state)
 
 
 def say(*words: object) -> None:
@@ -73,7 +83,7 @@ async def once(path: str) -> None:
         say("started")
         assert bus.journal is not None
         seen = -1
-        while await bus.journal.count_scheduled(subscription="msgbus.bus.commands"):
+        while await bus.journal.count_scheduled(subscription="msgbus.commands"):
             seen = await bus.journal.changed(seen, timeout=1)
         await bus.settled()
 

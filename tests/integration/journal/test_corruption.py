@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from msgbus import CorruptRecordError, JournalError, MsgBusError
+from msgbus import JournalError, MsgBusError
+from msgbus.errors import CorruptRecordError
 from msgbus.journal import DeadLetter, Record, SqliteJournal
 from msgbus.journal.operations import AddDeadLetter, CreateCursor, MoveCursor
 from msgbus.testing.conformance.journal import make_record

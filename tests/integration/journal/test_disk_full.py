@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from msgbus import JournalFullError
+from msgbus.errors import JournalFullError
 from msgbus.journal import Record, Retention, SqliteJournal
 from msgbus.testing.conformance.journal import make_record, read_all
 

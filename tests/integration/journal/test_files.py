@@ -13,8 +13,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from msgbus import (
-    JournalError,
+from msgbus import JournalError
+from msgbus.errors import (
     JournalLockedError,
     JournalOpenError,
     JournalVersionError,
@@ -148,7 +148,7 @@ async def test_a_database_of_another_program_is_left_alone_unless_adopted(tmp_pa
 
 READ_ONLY = """
 import os, sys
-from msgbus import JournalReadOnlyError
+from msgbus.errors import JournalReadOnlyError
 from msgbus.journal import SqliteJournal
 if os.getuid() == 0:
     os.setuid(65534)  # to root nothing is read-only

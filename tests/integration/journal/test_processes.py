@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from msgbus import LeaseLostError
+from msgbus.errors import LeaseLostError
 from msgbus.journal import Lease, LeaseWatch, SqliteJournal
 from msgbus.journal.operations import CreateCursor, MoveCursor
 from msgbus.runtime.clock import SystemClock

@@ -11,7 +11,7 @@ import anyio
 import pytest
 import trio
 
-from msgbus import CursorError, JournalOpenError, StoredMessageError
+from msgbus.errors import CursorError, JournalOpenError, StoredMessageError
 from msgbus.journal import DeliveryRecord, Outcome, Retention, SqliteJournal
 from msgbus.journal.operations import (
     AddDelivery,

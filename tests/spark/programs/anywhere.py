@@ -11,8 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as sql
+from pyspark.sql import DataFrame, functions as sql
 
 from msgbus import pipeline
 from msgbus.pipeline import Pipeline, on_batch

@@ -29,7 +29,7 @@ from msgbus import (
     topic_of,
 )
 from msgbus.durability import Ticket
-from msgbus.handlers.registration_methods import HandlesDecorator
+from msgbus.handlers.decorators import HandlesDecorator
 from msgbus.resilience import DeadLetterQueue, ResilientMessageBus
 from msgbus.subscriptions import Delivery, Mode
 

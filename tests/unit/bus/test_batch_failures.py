@@ -6,21 +6,7 @@ import anyio
 import pytest
 
 from msgbus import CallNext, Context, Event, MessageBus
-from tests.fakes import OrderEvent, OrderPlaced, OrderShipped, conserves, let_others_run
-
-
-class Lists:
-    """A batch handler that notes its lists; with `hold`, it ends only once released."""
-
-    def __init__(self, *, hold: bool = False) -> None:
-        self.lists: list[list[int]] = []
-        self.release = anyio.Event()
-        if not hold:
-            self.release.set()
-
-    async def __call__(self, events: list[OrderPlaced]) -> None:
-        self.lists.append([event.number for event in events])
-        await self.release.wait()
+from tests.fakes import Lists, OrderEvent, OrderPlaced, OrderShipped, conserves, let_others_run
 
 
 class Attempts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anyio
 import pytest
 
 from msgbus import (
@@ -13,21 +12,7 @@ from msgbus import (
     QueueConfig,
 )
 from msgbus.runtime.clock import VirtualClock
-from tests.fakes import OrderPlaced, conserves, let_others_run
-
-
-class Lists:
-    """A batch handler that notes its lists; with `hold`, it ends only once released."""
-
-    def __init__(self, *, hold: bool = False) -> None:
-        self.lists: list[list[int]] = []
-        self.release = anyio.Event()
-        if not hold:
-            self.release.set()
-
-    async def __call__(self, events: list[OrderPlaced]) -> None:
-        self.lists.append([event.number for event in events])
-        await self.release.wait()
+from tests.fakes import Lists, OrderPlaced, conserves, let_others_run
 
 
 def batches_of(size: int, linger: float = 0.0) -> BusConfig:

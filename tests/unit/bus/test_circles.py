@@ -10,15 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from msgbus import (
-    BusConfig,
-    Command,
-    Context,
-    Event,
-    MessageBus,
-    MessageDepthError,
-    MsgBusError,
-)
+from msgbus import BusConfig, Command, Context, Event, MessageBus, MsgBusError
+from msgbus.errors import MessageDepthError
 from msgbus.resilience import ResilientMessageBus
 from msgbus.runtime.clock import VirtualClock
 from tests.fakes import conserves, logged

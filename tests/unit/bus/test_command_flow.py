@@ -18,18 +18,10 @@ from msgbus import (
     HandlerTimeoutError,
     MessageBus,
     Query,
-    WrongMessageTypeError,
 )
+from msgbus.errors import WrongMessageTypeError
 from msgbus.runtime.clock import VirtualClock
-
-
-class Add(Command[int]):
-    left: int
-    right: int
-
-
-class Fail(Command):
-    text: str = "boom"
+from tests.fakes import Add, Added, Fail, make_command_bus
 
 
 class Outer(Command[str]):
@@ -38,25 +30,6 @@ class Outer(Command[str]):
 
 class Inner(Query[str]):
     pass
-
-
-class Added(Event):
-    total: int
-
-
-async def add(command: Add) -> int:
-    return command.left + command.right
-
-
-async def fail(command: Fail) -> None:
-    raise ValueError(command.text)
-
-
-def make_bus() -> MessageBus:
-    bus = MessageBus()
-    bus.register_command_handler(Add, add)
-    bus.register_command_handler(Fail, fail)
-    return bus
 
 
 async def test_a_timeout_fails_the_command_and_cancels_the_handler() -> None:
@@ -129,9 +102,7 @@ async def test_cancellation_propagates_and_is_counted() -> None:
 async def test_a_failed_result_that_nobody_looks_at_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bus = make_bus()
-    gc.collect()  # what other tests left behind
-    caplog.clear()
+    bus = make_command_bus()
 
     with caplog.at_level(logging.ERROR, "msgbus"):
         await bus.execute(Fail(text="lost"))
@@ -146,9 +117,7 @@ async def test_a_failed_result_that_nobody_looks_at_is_logged_once(
 async def test_a_failed_result_that_was_looked_at_is_not_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    bus = make_bus()
-    gc.collect()  # what other tests left behind
-    caplog.clear()
+    bus = make_command_bus()
 
     with caplog.at_level(logging.ERROR, "msgbus"):
         assert not (await bus.execute(Fail())).success
@@ -213,7 +182,7 @@ async def test_emit_takes_only_events() -> None:
 
 
 async def test_command_events_are_published_only_when_somebody_names_them() -> None:
-    bus = make_bus()
+    bus = make_command_bus()
     seen: list[Event] = []
     bus.subscribe(CommandStartedEvent, seen.append, inline=True)
     bus.subscribe(CommandResultEvent, seen.append, inline=True)
@@ -229,4 +198,4 @@ async def test_command_events_are_published_only_when_somebody_names_them() -> N
     assert started.command_id == ended.command_id == command.message_id
     assert started.causation_id == command.message_id
     assert (ended.success, ended.error) == (False, result.error)
-    assert make_bus().stats().events == {}
+    assert make_command_bus().stats().events == {}

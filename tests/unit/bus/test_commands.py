@@ -8,53 +8,24 @@ import pytest
 
 from msgbus import (
     BusClosedError,
-    Command,
     CommandResult,
     DuplicateHandlerError,
-    Event,
     HandlerTimeoutError,
     MessageBus,
     MissingHandlerError,
     Refusal,
-    WrongMessageTypeError,
     current_context,
 )
-
-
-class Add(Command[int]):
-    left: int
-    right: int
-
-
-class Fail(Command):
-    text: str = "boom"
-
-
-class Added(Event):
-    total: int
+from msgbus.errors import WrongMessageTypeError
+from tests.fakes import Add, Added, Fail, add, make_command_bus
 
 
 class OutOfStock(Refusal):
     pass
 
 
-async def add(command: Add) -> int:
-    return command.left + command.right
-
-
-async def fail(command: Fail) -> None:
-    raise ValueError(command.text)
-
-
-def make_bus() -> MessageBus:
-    bus = MessageBus()
-    bus.register_command_handler(Add, add)
-    bus.register_command_handler(Fail, fail)
-    return bus
-
-
 async def test_execute_gives_the_handlers_reply() -> None:
-    bus = make_bus()
+    bus = make_command_bus()
 
     result = await bus.execute(Add(left=1, right=2))
 
@@ -68,11 +39,11 @@ async def test_execute_gives_the_handlers_reply() -> None:
 
 
 async def test_call_gives_the_value_itself() -> None:
-    assert await make_bus().call(Add(left=1, right=2)) == 3
+    assert await make_command_bus().call(Add(left=1, right=2)) == 3
 
 
 async def test_a_failed_handler_gives_a_failed_result_with_its_own_exception() -> None:
-    result = await make_bus().execute(Fail())
+    result = await make_command_bus().execute(Fail())
 
     assert not result.success
     assert result.value is None
@@ -84,7 +55,7 @@ async def test_a_failed_handler_gives_a_failed_result_with_its_own_exception() -
 
 async def test_the_exception_of_the_first_command_has_no_context_of_the_bus() -> None:
     """20.6: it would be logged as what the handler was dealing with."""
-    bus = make_bus()
+    bus = make_command_bus()
 
     for _ in range(2):
         result = await bus.execute(Fail())
@@ -94,11 +65,11 @@ async def test_the_exception_of_the_first_command_has_no_context_of_the_bus() ->
 
 async def test_call_raises_the_handlers_own_exception() -> None:
     with pytest.raises(ValueError, match="boom"):
-        await make_bus().call(Fail())
+        await make_command_bus().call(Fail())
 
 
 async def test_secrets_are_removed_from_the_error_text() -> None:
-    result = await make_bus().execute(Fail(text="no route to https://bob:hunter2@db/x"))
+    result = await make_command_bus().execute(Fail(text="no route to https://bob:hunter2@db/x"))
 
     assert result.error is not None
     assert "hunter2" not in result.error
@@ -132,13 +103,13 @@ async def test_a_refusal_fails_the_command_and_reaches_the_caller() -> None:
 async def test_the_result_knows_its_commands_id() -> None:
     command = Add(left=1, right=2)
 
-    result = await make_bus().execute(command)
+    result = await make_command_bus().execute(command)
 
     assert result.command_id == command.message_id
 
 
 async def test_a_result_is_read_only() -> None:
-    result: CommandResult[int] = await make_bus().execute(Add(left=1, right=2))
+    result: CommandResult[int] = await make_command_bus().execute(Add(left=1, right=2))
 
     for name in ("success", "value", "error", "exception", "duration", "attempts", "command_id"):
         with pytest.raises(AttributeError):
@@ -154,25 +125,25 @@ async def test_a_command_without_handler_raises_and_says_how_to_register_one() -
 
 async def test_an_event_cannot_be_executed_and_the_error_says_what_to_do() -> None:
     with pytest.raises(WrongMessageTypeError, match=r"bus\.publish"):
-        await make_bus().execute(Added(total=1))  # type: ignore[arg-type]
+        await make_command_bus().execute(Added(total=1))  # type: ignore[arg-type]
 
 
 async def test_a_class_or_a_stranger_cannot_be_executed() -> None:
     with pytest.raises(WrongMessageTypeError, match="pass an instance"):
-        await make_bus().execute(Add)  # type: ignore[arg-type]
+        await make_command_bus().execute(Add)  # type: ignore[arg-type]
     with pytest.raises(WrongMessageTypeError, match="int"):
-        await make_bus().execute(3)  # type: ignore[arg-type]
+        await make_command_bus().execute(3)  # type: ignore[arg-type]
 
 
 def test_a_second_handler_for_a_command_is_refused() -> None:
-    bus = make_bus()
+    bus = make_command_bus()
 
     with pytest.raises(DuplicateHandlerError, match="replace=True"):
         bus.register_command_handler(Add, add)
 
 
 async def test_replace_takes_the_place_of_a_handler_also_after_first_use() -> None:
-    bus = make_bus()
+    bus = make_command_bus()
     await bus.execute(Add(left=1, right=2))
 
     async def multiply(command: Add) -> int:
@@ -184,7 +155,7 @@ async def test_replace_takes_the_place_of_a_handler_also_after_first_use() -> No
 
 
 async def test_an_unregistered_handler_is_gone_also_after_first_use() -> None:
-    bus = make_bus()
+    bus = make_command_bus()
     await bus.execute(Add(left=1, right=2))
 
     assert bus.unregister_command_handler(Add)
@@ -198,7 +169,7 @@ async def test_a_handler_of_a_base_command_takes_its_subclasses() -> None:
     class AddMore(Add):
         pass
 
-    assert await make_bus().call(AddMore(left=1, right=1)) == 2
+    assert await make_command_bus().call(AddMore(left=1, right=1)) == 2
 
 
 async def test_sync_handlers_run_in_a_thread_with_their_context() -> None:
@@ -221,7 +192,7 @@ def context_name(function: object) -> str:
 
 
 async def test_execute_works_before_start_and_is_refused_after_stop() -> None:
-    bus = make_bus()
+    bus = make_command_bus()
 
     assert await bus.call(Add(left=1, right=1)) == 2
     await bus.stop()
@@ -231,7 +202,7 @@ async def test_execute_works_before_start_and_is_refused_after_stop() -> None:
 
 
 async def test_counts_add_up_after_many_commands() -> None:
-    bus = make_bus()
+    bus = make_command_bus()
 
     for number in range(1500):
         await bus.execute(Add(left=number, right=1))

@@ -17,8 +17,8 @@ from msgbus import (
     PublishStatus,
     QueueConfig,
     SystemEvent,
-    WrongMessageTypeError,
 )
+from msgbus.errors import WrongMessageTypeError
 from tests.fakes import (
     OrderEvent,
     OrderPlaced,

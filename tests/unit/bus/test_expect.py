@@ -79,7 +79,7 @@ async def test_a_timeout_counts_from_the_call_and_says_what_came_instead() -> No
         receipt = await bus.publish(OrderPlaced(number=7))
 
     assert str(raised.value) == (
-        "No OrderPlaced that fits was published within 5 s. 1 came that did not fit where=."
+        "No matching OrderPlaced was published within 5 s. 1 did not match where=."
     )
     assert (raised.value.seconds, raised.value.seen) == (5, 1)
     assert isinstance(raised.value, TimeoutError)

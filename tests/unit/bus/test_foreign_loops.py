@@ -17,10 +17,10 @@ from msgbus import (
     Command,
     CommandResultEvent,
     Context,
-    ForeignLoopError,
     MessageBus,
     MissingHandlerError,
 )
+from msgbus.errors import ForeignLoopError
 from msgbus.middleware import (
     ConcurrencyLimitMiddleware,
     IdempotencyMiddleware,

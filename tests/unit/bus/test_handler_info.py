@@ -157,7 +157,7 @@ async def test_a_resilient_bus_says_the_policy_in_words_and_makes_no_circuit_for
         assert "retry        7 times" in command.policy
         assert "bulkhead     4 at once" in command.policy
         assert "circuit 'ask' opens after" in command.policy
-        assert "timeout      1 s per try" in event.policy
+        assert "timeout      1 s per attempt" in event.policy
         described = "\n".join(line[2:] for line in bus.describe(Ask).splitlines()[1:])
         assert described == command.policy
 

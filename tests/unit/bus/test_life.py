@@ -8,15 +8,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from msgbus import (
-    BusNotStartedError,
-    BusStateError,
-    Command,
-    Context,
-    Event,
-    MessageBus,
-    SettleTimeoutError,
-)
+from msgbus import Command, Context, Event, MessageBus, SettleTimeoutError
+from msgbus.errors import BusNotStartedError, BusStateError
 from msgbus.runtime.clock import VirtualClock
 
 

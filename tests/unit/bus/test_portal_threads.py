@@ -8,14 +8,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from msgbus import (
-    BusConfig,
-    Command,
-    CommandResult,
-    HandlerTimeoutError,
-    MessageBus,
-    MessageDepthError,
-)
+from msgbus import BusConfig, Command, CommandResult, HandlerTimeoutError, MessageBus
+from msgbus.errors import MessageDepthError
 from tests.fakes import let_others_run
 
 

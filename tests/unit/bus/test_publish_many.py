@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from msgbus import Event, MessageBus, WrongMessageTypeError
+from msgbus import Event, MessageBus
+from msgbus.errors import WrongMessageTypeError
 from tests.fakes import OrderPlaced, Recorder, conserves
 
 

@@ -9,18 +9,16 @@ import pytest
 
 from msgbus import (
     BackpressureStrategy,
-    BusNotStartedError,
-    BusStateError,
     Command,
     Context,
     Event,
     HandlerOutcome,
-    InsideHandlerError,
     MessageBus,
     OutcomeStatus,
     PublishReceipt,
     PublishStatus,
 )
+from msgbus.errors import BusNotStartedError, BusStateError, InsideHandlerError
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from msgbus.testing import VirtualClock
 from tests.fakes import FullLane, OrderPlaced, OrderShipped, SlowHandler, conserves, let_others_run

@@ -187,17 +187,17 @@ async def test_a_gate_opens_for_all_once_everybody_is_done() -> None:
         tasks.start_soon(walk, "a")
         tasks.start_soon(walk, "b")
         await let_others_run()
-        gate.one_done()
+        gate.count_down()
         await let_others_run()
         assert passed == []
-        gate.one_done()
+        gate.count_down()
 
     assert sorted(passed) == ["a", "b"]
 
 
 async def test_an_open_gate_lets_everybody_through() -> None:
     gate = Gate(1)
-    gate.one_done()
+    gate.count_down()
 
     await gate.wait()
 
@@ -341,7 +341,7 @@ async def test_a_waiter_whose_queue_goes_away_is_sent_out_of_every_line() -> Non
         tasks.start_soon(line.join, "second", [right])
         await let_others_run()
         assert line.gone == []
-        first.give_up()
+        first.cancel()
 
     assert not left.waiting
     assert line.gone == ["second"]

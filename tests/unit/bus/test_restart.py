@@ -15,16 +15,15 @@ from starlette.testclient import TestClient
 
 from msgbus import (
     BusClosedError,
-    BusStateError,
     CallNext,
     Command,
     ConfigurationError,
-    ForeignLoopError,
     MessageBus,
     SessionClosedError,
     per_message,
     per_session,
 )
+from msgbus.errors import BusStateError, ForeignLoopError
 from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderEvent, OrderPlaced, Recorder, SlowHandler, conserves, let_others_run
 
@@ -296,7 +295,7 @@ async def test_what_can_be_opened_only_once_says_so_at_the_second_start() -> Non
     async with bus:
         pass
 
-    with pytest.raises(ConfigurationError, match="Give the function, open"):
+    with pytest.raises(ConfigurationError, match="Pass the function itself: open"):
         await bus.start()
     with pytest.raises(BusClosedError):
         await bus.publish(OrderPlaced())
@@ -388,7 +387,7 @@ async def test_a_set_up_with_faults_can_be_mended_and_started() -> None:
     async def add(command: Add, pool: Pool) -> int:
         return pool.number
 
-    with pytest.raises(ConfigurationError, match="nobody provides"):
+    with pytest.raises(ConfigurationError, match="has no provider"):
         await bus.start()
     bus.register_command_handler(Add, lambda command: 1, inline=True, replace=True)
     async with bus:

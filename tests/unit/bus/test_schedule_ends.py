@@ -16,6 +16,7 @@ from msgbus import (
 )
 from msgbus.runtime.clock import VirtualClock
 from tests.fakes import (
+    Calendar,
     OrderPlaced,
     OrderShipped,
     Recorder,
@@ -26,16 +27,6 @@ from tests.fakes import (
 )
 
 REJECT_NEW = BackpressureStrategy.REJECT_NEW
-
-
-class Calendar:
-    """A bus on virtual time with one handler that notes what it saw."""
-
-    def __init__(self, *, start: float = 1_000_000.0) -> None:
-        self.clock = VirtualClock(start)
-        self.bus = MessageBus(clock=self.clock)
-        self.seen = Recorder()
-        self.bus.subscribe(OrderPlaced, self.seen)
 
 
 # -- at stop -----------------------------------------------------------------------------------

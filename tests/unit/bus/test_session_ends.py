@@ -7,13 +7,13 @@ import pytest
 
 from msgbus import (
     BusConfig,
-    BusNotStartedError,
     EventRefusedEvent,
     MessageBus,
     SessionEndEvent,
     SessionReport,
     Undelivered,
 )
+from msgbus.errors import BusNotStartedError
 from msgbus.runtime.clock import VirtualClock
 from tests.fakes import OrderPlaced, Recorder, SlowHandler, conserves, let_others_run, logged
 

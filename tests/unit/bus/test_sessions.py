@@ -15,18 +15,16 @@ from msgbus import (
     BusConfig,
     Command,
     Context,
-    DuplicateSessionError,
     Event,
     HandlerRegistry,
-    InsideHandlerError,
     MessageBus,
     MissingHandlerError,
     SessionClosedError,
     SessionEndEvent,
     SessionFilter,
-    SessionMismatchError,
     SessionStartEvent,
 )
+from msgbus.errors import DuplicateSessionError, InsideHandlerError, SessionMismatchError
 from msgbus.runtime.clock import VirtualClock
 from msgbus.telemetry.prometheus import expose
 from tests.counts import SESSIONS

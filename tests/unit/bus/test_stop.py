@@ -16,10 +16,10 @@ from msgbus import (
     Context,
     DrainReport,
     Event,
-    InsideHandlerError,
     MessageBus,
     QueueConfig,
 )
+from msgbus.errors import InsideHandlerError
 from msgbus.runtime.clock import VirtualClock
 
 

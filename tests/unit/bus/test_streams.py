@@ -5,13 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from msgbus import (
-    BusStateError,
-    ConfigurationError,
-    EventHandlerFailedEvent,
-    MessageBus,
-    QueueConfig,
-)
+from msgbus import ConfigurationError, EventHandlerFailedEvent, MessageBus, QueueConfig
+from msgbus.errors import BusStateError
 from tests.fakes import (
     OrderEvent,
     OrderPlaced,

@@ -9,11 +9,10 @@ from msgbus import (
     Event,
     HandlerRegistry,
     HandlerSignatureError,
-    InvalidTopicError,
     MessageBus,
-    MessageDefinitionError,
 )
 from msgbus.bus.plans import TOPICS_KEPT
+from msgbus.errors import InvalidTopicError, MessageDefinitionError
 from msgbus.handlers.registration import Registration
 from msgbus.telemetry.prometheus import BusCollector
 from msgbus.testing import record
@@ -93,7 +92,7 @@ async def test_many_topics_are_remembered_in_bounds_and_all_counted() -> None:
             await bus.publish(Placed(number=number), topic=f"shop.{number}.placed")
         await bus.settled()
 
-        assert len(bus._core.topics) <= 2 * TOPICS_KEPT  # pyright: ignore[reportPrivateUsage]
+        assert len(bus._state.topics) <= 2 * TOPICS_KEPT  # pyright: ignore[reportPrivateUsage]
         assert bus.stats().events["Placed"].admitted == topics
     assert numbers.seen == list(range(topics))
     conserves(bus)

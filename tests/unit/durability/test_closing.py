@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from msgbus import BusConfig, ConfigurationError, DeadLetterStoreError, MessageBus
+from msgbus import BusConfig, ConfigurationError, MessageBus
+from msgbus.errors import DeadLetterStoreError
 from msgbus.journal import Journal, MemoryJournal
 from msgbus.resilience import MemoryDeadLetterStore, ResilientMessageBus, SqliteDeadLetterStore
 from tests.durable_shop import Placed, Seen, url_of
@@ -111,7 +112,7 @@ async def test_a_bus_whose_journal_fails_at_the_end_closes_everything_else(
     async with MemoryJournal() as journal:
         broken = Broken(journal)
         bus = ResilientMessageBus(
-            journal=broken,
+            journal=cast("Journal", broken),
             dead_letters=SqliteDeadLetterStore(tmp_path / "letters.db"),
             provide={Folder: folder.opened},
         )

@@ -14,12 +14,11 @@ from msgbus import (
     Context,
     Event,
     EventRefusedEvent,
-    JournalFullError,
     MessageBus,
     PublishStatus,
     QueueConfig,
-    StoredMessageError,
 )
+from msgbus.errors import JournalFullError, StoredMessageError
 from msgbus.journal import MemoryJournal
 from msgbus.journal.operations import Append, Operation, Schedule
 from msgbus.journal.records import Ack, Scheduled

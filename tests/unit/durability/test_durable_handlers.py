@@ -8,7 +8,6 @@ import anyio
 import pytest
 
 from msgbus import (
-    BusStateError,
     ConfigurationError,
     Context,
     DuplicateHandlerError,
@@ -17,6 +16,7 @@ from msgbus import (
     Refusal,
     SessionEndEvent,
 )
+from msgbus.errors import BusStateError
 from msgbus.subscriptions import Delivery, Mode, Poison, RetryTiers, StartAt
 from msgbus.testing import VirtualClock
 from tests.durable_shop import DownError, Placed, PlacedOnline, Seen, Shipped, outcomes
@@ -164,19 +164,22 @@ async def test_a_refusal_is_an_answer_and_not_tried_again() -> None:
         assert await bus.journal.dead_letters("refusing") == []
 
 
-async def test_a_handler_that_takes_too_long_is_cut_off_and_tried_again() -> None:
+@pytest.mark.parametrize("limit", ["ack_timeout", "timeout"])
+async def test_a_handler_that_takes_too_long_is_cut_off_and_tried_again(limit: str) -> None:
     clock = VirtualClock()
     bus = MessageBus(journal="memory:", clock=clock)
     begun: list[int] = []
     first = anyio.Event()
 
-    @bus.on(Placed, ack_timeout=5, retry=AT_ONCE, durable="slow")
+    options: Any = {limit: 5}
+
     async def slow(event: Placed) -> None:
         begun.append(event.number)
         first.set()
         if len(begun) == 1:
             await anyio.sleep_forever()
 
+    bus.subscribe(Placed, slow, retry=AT_ONCE, durable="slow", **options)
     async with bus:
         event = Placed(number=1)
         await bus.publish(event)
@@ -189,6 +192,50 @@ async def test_a_handler_that_takes_too_long_is_cut_off_and_tried_again() -> Non
             ("slow", 1, "timed_out"),
             ("slow", 2, "ok"),
         ]
+
+
+@pytest.mark.parametrize("limit", ["max_in_flight", "concurrency"])
+async def test_a_durable_handler_handles_as_many_at_once_as_said(limit: str) -> None:
+    bus = MessageBus(journal="memory:")
+    options: Any = {limit: 3}
+    begun: list[int] = []
+    all_begun = anyio.Event()
+
+    async def slow(event: Placed) -> None:
+        begun.append(event.number)
+        if len(begun) == 3:
+            all_begun.set()
+        await all_begun.wait()
+
+    bus.subscribe(Placed, slow, durable="slow", mode=Mode.SHARED, **options)
+    async with bus:
+        for number in range(3):
+            await bus.publish(Placed(number=number))
+        await bus.settled()
+
+    assert sorted(begun) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"concurrency": 1, "max_in_flight": 3},
+            "concurrency=1 and max_in_flight=3 are the same option",
+        ),
+        (
+            {"timeout": 2.0, "ack_timeout": None},
+            r"timeout=2\.0 and ack_timeout=None are the same option",
+        ),
+    ],
+)
+def test_two_names_for_one_limit_are_refused(options: Any, message: str) -> None:
+    bus = MessageBus(journal="memory:")
+
+    with pytest.raises(ConfigurationError, match=f"{message} of a durable handler. Give one of"):
+        bus.subscribe(Placed, print, **options)
+
+    assert bus.handlers() == ()
 
 
 async def test_a_batch_handler_reads_lists_from_the_journal() -> None:

@@ -18,19 +18,18 @@ from msgbus import (
     Context,
     MessageBus,
     Refusal,
-    StoredMessageError,
     TicketFailedError,
     Unhandleable,
-    WrongMessageTypeError,
 )
 from msgbus.durability.claims import opening
+from msgbus.errors import StoredMessageError, WrongMessageTypeError
 from msgbus.journal.codec import MessageCodec
 from msgbus.journal.records import TicketState
 from tests.durable_shop import CountOrders, DownError, Place, Placed, outcomes, recorded
 from tests.fakes import let_others_run, logged
 from tests.unit.durability.conftest import Site
 
-COMMANDS = "msgbus.bus.commands"
+COMMANDS = "msgbus.commands"
 
 
 class Pack(Command[int]):

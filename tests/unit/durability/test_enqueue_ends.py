@@ -7,16 +7,9 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from msgbus import (
-    BusConfig,
-    Context,
-    DrainReport,
-    JournalClosedError,
-    JournalFullError,
-    MessageBus,
-    TicketFailedError,
-)
+from msgbus import BusConfig, Context, DrainReport, MessageBus, TicketFailedError
 from msgbus.durability.claims import row_id
+from msgbus.errors import JournalClosedError, JournalFullError
 from msgbus.journal import MemoryJournal
 from msgbus.journal.operations import CloseTicket, Operation, Schedule, Unschedule
 from msgbus.journal.records import Ack, TicketState

@@ -14,13 +14,13 @@ import pytest
 from msgbus import (
     BackpressureStrategy,
     BusClosedError,
-    BusStateError,
     ConfigurationError,
     Context,
     Event,
     MessageBus,
 )
 from msgbus.durability import OutboxEntry, RelayReport
+from msgbus.errors import BusStateError
 from msgbus.journal import upcasts
 from tests.fakes import (
     Recorder,

@@ -13,12 +13,11 @@ from msgbus import (
     BusConfig,
     Context,
     Event,
-    JournalClosedError,
     MessageBus,
     PublishStatus,
     QueueConfig,
-    StoredMessageError,
 )
+from msgbus.errors import JournalClosedError, StoredMessageError
 from msgbus.journal import MemoryJournal
 from tests.durable_shop import Place, Placed, PlacedOnline, Seen, Shipped, recorded, url_of
 from tests.fakes import conserves, let_others_run

@@ -10,15 +10,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from msgbus import (
-    BackpressureStrategy,
-    Context,
-    Event,
-    MessageBus,
-    PublishStatus,
-    WrongMessageTypeError,
-)
-from msgbus.errors import JournalError, StoredMessageError
+from msgbus import BackpressureStrategy, Context, Event, MessageBus, PublishStatus
+from msgbus.errors import JournalError, StoredMessageError, WrongMessageTypeError
 from msgbus.journal import Record
 from tests.fakes import Recorder, SlowHandler, conserves, queue
 from tests.unit.durability.places import (

@@ -6,15 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from msgbus import (
-    Command,
-    Context,
-    Event,
-    JournalFullError,
-    MessageBus,
-    PublishStatus,
-    Refusal,
-)
+from msgbus import Command, Context, Event, MessageBus, PublishStatus, Refusal
+from msgbus.errors import JournalFullError
 from msgbus.handlers.delivery import Mode, Poison
 from msgbus.journal import MemoryJournal
 from msgbus.resilience import ResilientMessageBus, RetryConfig
@@ -162,7 +155,7 @@ async def test_a_durable_handler_whose_retry_is_due_later_has_not_failed(
         await site.clock.advance(60)
         await bus.settled()
 
-    assert before == ("Placed: to be tried again in later", [])
+    assert before == ("Placed: backing off in later", [])
     assert handled(recorder) == [("Placed", "later", 2)]
 
 
@@ -268,7 +261,7 @@ async def test_an_enqueued_command_that_is_given_up_or_taken_back_says_so(
     assert recorder.causation_tree().splitlines() == [
         "Place: failed in place: OutOfStockError: none left",
         "Place: failed in place: ValueError: broken",
-        "Place: cancelled before its time",
+        "Place: cancelled before it was due",
     ]
 
 
@@ -285,11 +278,11 @@ async def test_a_delayed_event_is_recorded_once_when_it_is_due(bus: MessageBus, 
         await site.clock.advance(60)
         await bus.settled()
 
-    assert before == ([], ["Placed: waiting for its time", "Placed: cancelled before its time"])
+    assert before == ([], ["Placed: not due yet", "Placed: cancelled before it was due"])
     assert recorder.published() == [Placed(number=1)]
     assert recorder.causation_tree().splitlines() == [
         "Placed: handled by durable, memory",
-        "Placed: cancelled before its time",
+        "Placed: cancelled before it was due",
     ]
 
 
@@ -319,7 +312,7 @@ async def test_an_event_of_a_transaction_is_published_when_it_is_committed(
 async def test_what_the_journal_refuses_was_not_published(memory: Site) -> None:
     assert isinstance(memory.journal, MemoryJournal)
     process = Process(memory.journal, memory.clock)
-    bus = MessageBus(journal=process, clock=memory.clock)
+    bus = MessageBus(journal=process.journal, clock=memory.clock)
 
     async def refuse(*_: object) -> None:
         raise JournalFullError("full")
@@ -348,7 +341,7 @@ async def test_a_duplicate_of_an_event_says_so(bus: MessageBus) -> None:
         await bus.settled()
 
     assert recorder.published() == [event, event]
-    assert recorder.causation_tree() == "Placed: published before; handled by durable"
+    assert recorder.causation_tree() == "Placed: already published; handled by durable"
 
 
 async def test_a_recording_of_a_running_bus_ends_without_a_trace(bus: MessageBus) -> None:

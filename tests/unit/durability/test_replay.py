@@ -10,7 +10,6 @@ import anyio
 import pytest
 
 from msgbus import (
-    BusNotStartedError,
     ConfigurationError,
     Context,
     Event,
@@ -20,6 +19,7 @@ from msgbus import (
     Refusal,
 )
 from msgbus.durability import ReplayReport
+from msgbus.errors import BusNotStartedError
 from msgbus.journal import Record, Retention, SqliteJournal, upcasts
 from msgbus.middleware import IdempotencyMiddleware
 from msgbus.resilience import ResilientMessageBus, RetryConfig
@@ -127,7 +127,7 @@ async def test_start_and_until_are_offsets_or_times(memory: Site) -> None:
 
         assert seen.numbers == [1, 2, 3, 1, 2, 4]
         assert (nothing.handled, nothing.is_complete) == (0, True)
-        with pytest.raises(ValueError, match="no place to start"):
+        with pytest.raises(ValueError, match="not a start position"):
             await bus.replay("yesterday", to=seen)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

@@ -10,8 +10,9 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from msgbus import Command, JournalClosedError, MessageBus
+from msgbus import Command, MessageBus
 from msgbus.durability import Relay
+from msgbus.errors import JournalClosedError
 from msgbus.journal import MemoryJournal
 from msgbus.subscriptions import Standing
 from tests.durable_shop import Placed, Seen, url_of

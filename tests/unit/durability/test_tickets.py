@@ -15,18 +15,16 @@ import pytest
 from pydantic import BaseModel
 from typing_extensions import TypeVar
 
-from msgbus import (
-    BusClosedError,
-    Command,
+from msgbus import BusClosedError, Command, TicketFailedError
+from msgbus.durability import Ticket
+from msgbus.durability.replies import Replies, reply_type
+from msgbus.errors import (
     JournalFullError,
     JournalOpenError,
     StoredMessageError,
-    TicketFailedError,
     TicketNotFoundError,
     TicketTimeoutError,
 )
-from msgbus.durability import Ticket
-from msgbus.durability.replies import Replies, reply_type
 from msgbus.journal import MemoryJournal
 from msgbus.journal.operations import CloseTicket, OpenTicket
 from msgbus.journal.records import TicketState

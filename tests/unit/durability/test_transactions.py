@@ -10,14 +10,12 @@ import pytest
 from msgbus import (
     BackpressureStrategy,
     BusConfig,
-    BusStateError,
     ConfigurationError,
-    ForbiddenStatementError,
     MessageBus,
     PublishStatus,
     QueueConfig,
-    TransactionRefusedError,
 )
+from msgbus.errors import BusStateError, ForbiddenStatementError, TransactionRefusedError
 from tests.durable_shop import Placed, Seen, recorded, url_of
 from tests.fakes import SlowHandler, conserves
 

@@ -16,7 +16,6 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from msgbus import (
-    BusNotStartedError,
     Command,
     ConfigurationError,
     Context,
@@ -25,10 +24,10 @@ from msgbus import (
     HandlerRegistry,
     HandlerSignatureError,
     MessageBus,
-    MissingProviderError,
     per_message,
     per_session,
 )
+from msgbus.errors import BusNotStartedError, MissingProviderError
 from msgbus.handlers.injection import Providers, bind
 from msgbus.handlers.registration import make_registration
 from msgbus.resilience import ResilientMessageBus, RetryConfig
@@ -267,7 +266,7 @@ class TestMadeOnce:
         bus = MessageBus(provide={Database: Database})
         bus.register_command_handler(Ask, new_asking())
 
-        with pytest.raises(BusNotStartedError, match="start the bus"):
+        with pytest.raises(BusNotStartedError, match="Start the bus first"):
             await bus.execute(Ask())
 
     async def test_a_class_registered_while_the_bus_runs_is_made_at_once(self) -> None:

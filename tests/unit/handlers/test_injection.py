@@ -10,16 +10,15 @@ import anyio
 import pytest
 
 from msgbus import (
-    BusNotStartedError,
     Command,
     ConfigurationError,
     Context,
     Event,
     MessageBus,
-    MissingProviderError,
     per_message,
     per_session,
 )
+from msgbus.errors import BusNotStartedError, MissingProviderError
 
 
 class Database:
@@ -142,7 +141,7 @@ async def test_an_opened_resource_needs_a_started_bus() -> None:
     async def ask(command: Ask, database: Database) -> str:
         return database.name
 
-    with pytest.raises(BusNotStartedError, match="start the bus"):
+    with pytest.raises(BusNotStartedError, match="Start the bus first"):
         await bus.execute(Ask())
     async with bus:
         assert await bus.call(Ask()) == "db"
@@ -367,7 +366,7 @@ def test_factories_that_go_in_circles_are_a_fault() -> None:
     bus = MessageBus(provide={Database: one, Transaction: two})
     bus.register_command_handler(Ask, needs_database)
 
-    assert ["circle" in fault.fix for fault in bus.check()] == [True]
+    assert ["cycle" in fault.fix for fault in bus.check()] == [True]
 
 
 async def needs_database(command: Ask, database: Database) -> str:

@@ -9,7 +9,7 @@ import anyio
 from typing_extensions import override
 
 from msgbus import CallNext, Command, Context, MessageBus, PublishReceipt, PublishStatus
-from msgbus.bus.bus_state import BusCore
+from msgbus.bus.bus_state import BusState
 from msgbus.handlers.observers import BusObserver, CallBegan, CallEnded
 from msgbus.handlers.registration import Registration
 from msgbus.messages.message import Event, Message
@@ -69,14 +69,14 @@ class Log(BusObserver):
         self.lines.append("unscheduled")
 
 
-def core_of(bus: MessageBus) -> BusCore:
-    return bus._core  # pyright: ignore[reportPrivateUsage]
+def state_of(bus: MessageBus) -> BusState:
+    return bus._state  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_each_attempt_is_told_inside_of_the_message() -> None:
     retry = RetryConfig(max_retries=1, initial_delay=0, jitter=False)
     bus, log, calls = ResilientMessageBus(retry=retry), Log(), [1]
-    core_of(bus).observe(log)
+    state_of(bus).observe(log)
 
     @bus.handles(Count)
     async def count(command: Count) -> int:
@@ -103,7 +103,7 @@ async def test_middleware_per_attempt_is_inside_of_what_is_told_of_an_attempt() 
             return 1
 
     bus, log = MessageBus(middleware=[forgive]), Log()
-    core_of(bus).observe(log)
+    state_of(bus).observe(log)
 
     @bus.handles(Count)
     async def count(command: Count) -> int:
@@ -115,7 +115,7 @@ async def test_middleware_per_attempt_is_inside_of_what_is_told_of_an_attempt() 
 
 async def test_a_failure_for_good_is_told_with_handler_and_session() -> None:
     bus, log = MessageBus(), Log()
-    core_of(bus).observe(log)
+    state_of(bus).observe(log)
 
     async def fail(message: object) -> int:
         raise ValueError
@@ -134,7 +134,7 @@ async def test_a_failure_for_good_is_told_with_handler_and_session() -> None:
 
 async def test_every_publish_is_told_on_whatever_way_it_goes() -> None:
     bus, log = MessageBus(filters=[lambda event: not event.causation_id]), Log()
-    core_of(bus).observe(log)
+    state_of(bus).observe(log)
 
     @bus.on(OrderPlaced)
     async def listen(event: OrderPlaced, context: Context) -> None:
@@ -167,7 +167,7 @@ async def test_an_observer_may_come_and_go_while_the_bus_runs() -> None:
 
     async with bus:
         lengths: list[int] = []
-        for change in (None, core_of(bus).observe, core_of(bus).stop_observing):
+        for change in (None, state_of(bus).observe, state_of(bus).stop_observing):
             if change is not None:
                 change(log)
             await bus.publish(OrderPlaced())
@@ -181,28 +181,28 @@ async def test_an_observer_may_come_and_go_while_the_bus_runs() -> None:
 
 async def test_without_observers_nothing_stands_around_a_handler() -> None:
     bus, log = MessageBus(), Log()
-    core = core_of(bus)
+    state = state_of(bus)
 
     @bus.handles(Count, inline=True)
     def count(command: Count) -> int:
         return 1
 
-    registration = core.registry.command_handler(Count, None)
+    registration = state.registry.command_handler(Count, None)
     assert registration is not None
 
     async def call(message: object) -> object:
         return message
 
-    assert core.observed(registration, call, None, "attempt") is call
-    core.observe(log)
-    assert core.observed(registration, call, None, "attempt") is not call
-    core.stop_observing(log)
-    assert core.observed(registration, call, None, "attempt") is call
+    assert state.observed(registration, call, None, "attempt") is call
+    state.observe(log)
+    assert state.observed(registration, call, None, "attempt") is not call
+    state.stop_observing(log)
+    assert state.observed(registration, call, None, "attempt") is call
 
 
 async def test_one_that_only_watches_leaves_publishing_as_it_is() -> None:
     bus, log = MessageBus(), Log(only_watches=True)
-    core_of(bus).observe(log)
+    state_of(bus).observe(log)
 
     @bus.on(OrderPlaced)
     async def listen(event: OrderPlaced) -> None:
@@ -242,7 +242,7 @@ async def test_an_observer_may_let_the_caller_of_a_handler_wait() -> None:
         began.set()
         return 1
 
-    core_of(bus).observe(Full())
+    state_of(bus).observe(Full())
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(bus.execute, Count())
         await began.wait()

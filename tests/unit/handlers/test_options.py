@@ -50,6 +50,12 @@ def test_event_handlers_take_their_own_options_and_those_of_subscriptions() -> N
     subscription = fields(SubscriptionConfig)
     # Given as a number or a time, it is made a `StartAt` by the config.
     subscription["start"] = "StartAt | int | datetime"
+    # Handlers know no journal and no subscription: these are said by protocols and bases.
+    subscription |= {
+        "key": "Callable[[Any], str | None] | None",
+        "require": "IntEnum | None",
+        "retry": "RetryPolicy",
+    }
 
     assert fields(EventOptions) == own | subscription
     assert own.keys().isdisjoint(subscription)

@@ -234,7 +234,7 @@ async def test_two_classes_of_one_name_are_a_fault_where_it_is_written(
     if where == "dead letters":
         bus = ResilientMessageBus(dead_letters=SqliteDeadLetterStore(tmp_path / "letters.db"))
     else:
-        bus.use_transport(Elsewhere())
+        bus._state.requests.transport = Elsewhere()  # pyright: ignore[reportPrivateUsage]
 
     (fault,) = handles_both(bus).check()
 

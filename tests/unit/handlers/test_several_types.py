@@ -163,7 +163,7 @@ def test_a_handler_must_take_every_class_it_is_registered_for() -> None:
         (("shop.**", "orders.**"), "for one pattern, or"),
         ((Placed, int), "int is not an Event class"),
         ((Placed | None,), "NoneType is not an Event class"),
-        ((), "Say which events"),
+        ((), "No event class is given"),
     ],
 )
 def test_what_is_no_set_of_classes_is_refused(targets: Any, said: str) -> None:
@@ -242,7 +242,7 @@ async def test_a_policy_for_one_of_the_classes_holds_and_the_first_has_the_last_
     async def note(event: Placed | Paid) -> None: ...
 
     said = bus.describe(Paid)
-    assert "7 s per try" in said
+    assert "7 s per attempt" in said
     assert "5" in said.split("retry", 1)[1].splitlines()[0]
 
 

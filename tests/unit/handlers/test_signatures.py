@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -149,4 +149,4 @@ class TestSignatures:
         with pytest.raises(ConfigurationError, match="no journal"):
             MessageBus(registries=[registry])
         with pytest.raises(ConfigurationError, match="The journal is 3, which lacks acquire"):
-            MessageBus(journal=3)
+            MessageBus(journal=cast("Any", 3))

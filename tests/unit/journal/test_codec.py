@@ -8,7 +8,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import ConfigDict, Field, computed_field
 
-from msgbus import Command, ConfigurationError, Context, Event, MessageBus, StoredMessageError
+from msgbus import Command, ConfigurationError, Context, Event, MessageBus
+from msgbus.errors import StoredMessageError
 from msgbus.journal import Kind, MessageCodec, RawMessage, Record, upcasts
 
 
@@ -241,7 +242,7 @@ def test_a_payload_that_does_not_fit_is_an_error_without_the_payload() -> None:
 
 @pytest.mark.parametrize("version", [0, 3, 4])
 def test_an_upcaster_that_leads_nowhere_is_refused(version: int) -> None:
-    with pytest.raises(ConfigurationError, match="leads nowhere"):
+    with pytest.raises(ConfigurationError, match="would never run"):
         upcasts(Paid, from_version=version)
 
 

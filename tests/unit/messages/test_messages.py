@@ -19,9 +19,9 @@ from msgbus import (
     Event,
     Message,
     MessageBus,
-    MessageDefinitionError,
     UpdateCommand,
 )
+from msgbus.errors import MessageDefinitionError
 from msgbus.messages.message import metadata_of, peek
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from msgbus import Event, messages, metadata
+from msgbus import Event
+from msgbus.messages import message as messages, metadata
 from msgbus.messages.message import fix, metadata_of, set_meta
 from msgbus.messages.metadata import Metadata, StoredMetadata
 
@@ -87,7 +88,7 @@ def test_it_has_no_other_attributes(message: Stored, store: Store) -> None:
     assert store.looks == []
 
 
-@pytest.mark.parametrize("lock", [metadata._first_look, messages._making])  # pyright: ignore[reportPrivateUsage]
+@pytest.mark.parametrize("lock", [metadata._first_read, messages._making])  # pyright: ignore[reportPrivateUsage]
 def test_a_failed_result_that_is_collected_while_an_id_is_made_hangs_nobody(lock: Any) -> None:
     """The collector runs where it likes, and an unobserved failure is logged with its id."""
 

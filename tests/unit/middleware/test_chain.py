@@ -8,36 +8,16 @@ import anyio
 import pytest
 
 from msgbus import (
-    BusStateError,
     CallNext,
-    Command,
     Context,
     Event,
     EventHandlerFailedEvent,
     MessageBus,
     Middleware,
 )
+from msgbus.errors import BusStateError
 from msgbus.runtime.clock import VirtualClock
-
-
-class Greet(Command[str]):
-    who: str = "you"
-
-
-class GreetLoudly(Greet):
-    pass
-
-
-class Happened(Event):
-    number: int = 0
-
-
-class HappenedAgain(Happened):
-    pass
-
-
-async def greet(command: Greet) -> str:
-    return f"hello {command.who}"
+from tests.unit.middleware.greetings import Greet, Happened, greet
 
 
 def noting(journal: list[str], name: str) -> Middleware:
@@ -153,7 +133,7 @@ async def test_the_handlers_timeout_stands_between_message_and_attempt() -> None
     assert journal == ["message saw HandlerTimeoutError"]
 
 
-async def test_a_middleware_that_does_not_call_on_answers_in_the_handlers_place() -> None:
+async def test_a_middleware_that_does_not_call_next_answers_for_the_handler() -> None:
     called: list[Greet] = []
 
     async def answer(message: Any, call_next: CallNext) -> Any:

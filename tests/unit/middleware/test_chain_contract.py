@@ -14,8 +14,8 @@ from msgbus import (
     Event,
     EventHandlerFailedEvent,
     MessageBus,
-    MiddlewareError,
 )
+from msgbus.errors import MiddlewareError
 
 
 class Greet(Command[str]):

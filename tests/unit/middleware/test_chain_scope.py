@@ -8,31 +8,11 @@ import pytest
 
 from msgbus import (
     CallNext,
-    Command,
     ConfigurationError,
     Event,
     MessageBus,
 )
-
-
-class Greet(Command[str]):
-    who: str = "you"
-
-
-class GreetLoudly(Greet):
-    pass
-
-
-class Happened(Event):
-    number: int = 0
-
-
-class HappenedAgain(Happened):
-    pass
-
-
-async def greet(command: Greet) -> str:
-    return f"hello {command.who}"
+from tests.unit.middleware.greetings import Greet, GreetLoudly, Happened, HappenedAgain, greet
 
 
 class Counting:

@@ -1,4 +1,4 @@
-"""Trouble on purpose: seeded, by share and by type."""
+"""ChaosMiddleware: fault injection, seeded, by share and by type."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ import pytest
 
 from msgbus import Command, ConfigurationError, Event, MessageBus
 from msgbus.middleware import ChaosError, ChaosMiddleware
-from msgbus.resilience import ChaosMiddleware as FromResilience
-from msgbus.resilience import CircuitBreakerConfig, ResilientMessageBus, RetryConfig
+from msgbus.resilience import (
+    ChaosMiddleware as FromResilience,
+    CircuitBreakerConfig,
+    ResilientMessageBus,
+    RetryConfig,
+)
 from msgbus.runtime.clock import VirtualClock
 from tests.fakes import conserves, logged
 
@@ -48,7 +52,7 @@ async def run(chaos: ChaosMiddleware, times: int = 200) -> str:
     return outcomes_of([await bus.execute(Charge()) for _ in range(times)])
 
 
-def test_it_is_had_from_both_places() -> None:
+def test_it_is_exported_by_both_packages() -> None:
     assert FromResilience is ChaosMiddleware
 
 
@@ -61,7 +65,7 @@ async def test_a_share_of_the_calls_fails_and_the_seed_says_which() -> None:
     assert 30 < first.count("F") < 90
 
 
-async def test_one_trouble_does_not_shift_another() -> None:
+async def test_one_fault_does_not_shift_another() -> None:
     alone = await run(ChaosMiddleware(fail=0.3, seed=1))
     beside = await run(ChaosMiddleware(fail=0.3, duplicate=0.5, delay=0.5, seconds=0, seed=1))
 
@@ -91,7 +95,7 @@ async def test_the_error_is_a_chaos_error_or_ones_own(caplog: pytest.LogCaptureF
         assert handler.calls == 0
         assert middleware.counts.failed == 1
     entry = logged(caplog, "chaos")[0]
-    assert (entry["trouble"], entry["handler"], entry["message_type"]) == ("fail", "Echo", "Charge")
+    assert (entry["fault"], entry["handler"], entry["message_type"]) == ("fail", "Echo", "Charge")
 
 
 async def test_a_duplicate_runs_the_handler_twice_and_the_second_outcome_counts() -> None:
@@ -123,7 +127,7 @@ async def test_a_delay_is_by_the_clock_of_the_bus() -> None:
     assert chaos.counts.delayed == 1
 
 
-async def test_only_the_named_types_have_trouble() -> None:
+async def test_only_the_named_types_have_faults() -> None:
     chaos = ChaosMiddleware(fail=1, types=[BigPaid])
     bus = MessageBus(middleware=[chaos])
     seen: list[Paid] = []
@@ -149,7 +153,7 @@ async def test_only_the_named_types_have_trouble() -> None:
     conserves(bus)
 
 
-async def test_a_policy_can_be_tried_with_it() -> None:
+async def test_a_policy_can_be_tested_with_it() -> None:
     chaos = ChaosMiddleware(fail=0.4, types=Paid, seed=3)
     clock = VirtualClock()
     bus = ResilientMessageBus(

@@ -1,4 +1,4 @@
-"""ConcurrencyLimitMiddleware: so many messages at once, and the rest in line."""
+"""ConcurrencyLimitMiddleware: excess messages wait in order."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_those_who_wait_are_served_in_order_of_arrival() -> None:
     assert len(shop.began) == 10
 
 
-async def test_a_place_that_becomes_free_goes_to_the_first_in_line() -> None:
+async def test_a_free_slot_goes_to_the_first_that_waits() -> None:
     shop = Shop(1)
 
     async with anyio.create_task_group() as group:
@@ -112,7 +112,7 @@ async def test_a_place_that_becomes_free_goes_to_the_first_in_line() -> None:
         shop.let_go(1, 2)
 
 
-async def test_a_failure_gives_the_place_back() -> None:
+async def test_a_failure_releases_the_slot() -> None:
     bus = MessageBus(middleware=[ConcurrencyLimitMiddleware(1)])
 
     @bus.handles(Work)
@@ -124,7 +124,7 @@ async def test_a_failure_gives_the_place_back() -> None:
     assert [type(result.exception) for result in results] == [ValueError] * 3
 
 
-@pytest.mark.parametrize("cancelled", [0, 1, 2], ids=["at work", "first in line", "last in line"])
+@pytest.mark.parametrize("cancelled", [0, 1, 2], ids=["running", "first waiting", "last waiting"])
 async def test_cancelling_one_lets_the_others_move_up(cancelled: int) -> None:
     shop = Shop(1)
     scopes = [anyio.CancelScope() for _ in range(3)]
@@ -145,7 +145,7 @@ async def test_cancelling_one_lets_the_others_move_up(cancelled: int) -> None:
     assert shop.peak == 1
 
 
-async def test_one_cancelled_at_the_moment_of_its_turn_hands_the_place_on() -> None:
+async def test_one_cancelled_as_it_gets_its_slot_passes_it_on() -> None:
     shop = Shop(1)
     scope = anyio.CancelScope()
 
@@ -167,7 +167,7 @@ async def test_one_cancelled_at_the_moment_of_its_turn_hands_the_place_on() -> N
     assert shop.peak == 1
 
 
-async def test_each_key_has_places_of_its_own() -> None:
+async def test_each_key_has_slots_of_its_own() -> None:
     shop = Shop(1, key=by_tenant)
 
     async with anyio.create_task_group() as group:
@@ -243,7 +243,7 @@ def nest(shop: Shop) -> None:
         return command.children
 
 
-async def test_a_nested_command_runs_on_the_place_of_the_handler_that_waits_for_it() -> None:
+async def test_a_nested_command_runs_on_the_slot_of_the_handler_that_waits_for_it() -> None:
     shop = Shop(1)
     nest(shop)
     shop.let_go(0)
@@ -253,7 +253,7 @@ async def test_a_nested_command_runs_on_the_place_of_the_handler_that_waits_for_
     assert result.value == 1
 
 
-async def test_nested_commands_borrow_that_place_one_at_a_time() -> None:
+async def test_nested_commands_borrow_that_slot_one_at_a_time() -> None:
     shop = Shop(1)
     nest(shop)
     shop.let_go(*range(5))
@@ -265,7 +265,7 @@ async def test_nested_commands_borrow_that_place_one_at_a_time() -> None:
     assert shop.peak == 1
 
 
-async def test_nested_commands_take_free_places_too() -> None:
+async def test_nested_commands_take_free_slots_too() -> None:
     shop = Shop(3)
     nest(shop)
 
@@ -278,7 +278,7 @@ async def test_nested_commands_take_free_places_too() -> None:
     assert shop.peak == 3
 
 
-async def test_commands_nested_in_all_places_at_once_do_not_wait_for_each_other() -> None:
+async def test_commands_nested_in_all_slots_at_once_do_not_wait_for_each_other() -> None:
     shop = Shop(2)
     nest(shop)
     shop.let_go(*range(3))

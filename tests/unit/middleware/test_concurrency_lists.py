@@ -1,4 +1,4 @@
-"""ConcurrencyLimitMiddleware: the places that lists for batch handlers take."""
+"""ConcurrencyLimitMiddleware: the slots that lists for batch handlers take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def let_all_run() -> None:
         await checkpoint()
 
 
-async def test_a_list_takes_one_place() -> None:
+async def test_a_list_takes_one_slot() -> None:
     bus = MessageBus(middleware=[ConcurrencyLimitMiddleware(1)])
     sizes: list[int] = []
 
@@ -70,7 +70,7 @@ class Counter:
         self.done.append(tenants)
 
 
-async def test_a_list_takes_a_place_of_each_of_its_keys() -> None:
+async def test_a_list_takes_a_slot_of_each_of_its_keys() -> None:
     counter = Counter()
 
     async with anyio.create_task_group() as group:

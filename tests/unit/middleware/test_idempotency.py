@@ -1,4 +1,4 @@
-"""IdempotencyMiddleware: one effect per key, however often a message comes."""
+"""IdempotencyMiddleware: each handler handles each key once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from msgbus import (
     Event,
     HandlerRegistry,
     MessageBus,
-    MiddlewareError,
 )
+from msgbus.errors import MiddlewareError
 from msgbus.middleware import IdempotencyMiddleware
 from msgbus.runtime.clock import VirtualClock
 

@@ -62,7 +62,7 @@ async def test_a_batch_handler_is_not_called_for_duplicates_alone() -> None:
     assert lists == [[event]]
 
 
-async def test_a_failed_list_is_tried_again_but_for_what_succeeded() -> None:
+async def test_a_failed_list_is_retried_but_for_what_succeeded() -> None:
     bus = MessageBus(middleware=[IdempotencyMiddleware(key=by_order)])
     lists: list[list[str]] = []
 

@@ -179,7 +179,7 @@ async def test_a_list_is_one_outcome_with_a_count(caplog: pytest.LogCaptureFixtu
     assert data["count"] == 3
 
 
-async def test_each_try_of_a_list_is_logged_with_its_attempt(
+async def test_each_attempt_of_a_list_is_logged_with_its_number(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bus = MessageBus(middleware=[LoggingMiddleware()])

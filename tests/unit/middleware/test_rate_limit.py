@@ -1,4 +1,4 @@
-"""RateLimitMiddleware: so many messages a second, and the rest in line."""
+"""RateLimitMiddleware: token-bucket rate limiting; excess messages wait in order."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ async def test_in_the_long_run_the_rate_is_kept(rate: int) -> None:
     assert line.handled[-1][1] == pytest.approx(99 / rate, abs=0.001)
 
 
-async def cancel_one_in_line(which: int) -> Line:
+async def cancel_one_that_waits(which: int) -> Line:
     """Four commands at one a second, of which one leaves the line at once."""
     line = Line(1, burst=1)
     scopes = [anyio.CancelScope() for _ in range(4)]
@@ -172,8 +172,8 @@ async def cancel_one_in_line(which: int) -> Line:
 
 
 @pytest.mark.parametrize("which", [1, 2, 3])
-async def test_one_that_is_cancelled_in_line_gives_its_place_back(which: int) -> None:
-    line = await cancel_one_in_line(which)
+async def test_one_that_is_cancelled_while_it_waits_takes_no_token(which: int) -> None:
+    line = await cancel_one_that_waits(which)
 
     assert [seconds for _, seconds in line.handled] == [0, 1, 2]
     assert line.numbers == [number for number in range(4) if number != which]

@@ -9,14 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from msgbus import (
-    ConfigurationError,
-    JavaNotFoundError,
-    MissingExtraError,
-    PipelineError,
-    PipelineOptionError,
-    ProjectionError,
-)
+from msgbus import ConfigurationError, MissingExtraError
+from msgbus.errors import JavaNotFoundError, PipelineError, PipelineOptionError, ProjectionError
 from msgbus.pipeline.cli import faults, main
 from msgbus.pipeline.cli.commands import table
 from msgbus.testing.conformance.journals.kit import make_record

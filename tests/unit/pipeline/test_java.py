@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from msgbus import JavaNotFoundError
+from msgbus.errors import JavaNotFoundError
 from msgbus.pipeline import java
 from msgbus.pipeline.java import find_java, java_home, java_version, shim
 

@@ -6,13 +6,11 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from msgbus.pipeline import packing
+from msgbus.pipeline import replay
 from msgbus.pipeline.arrow import Batch, pa
-from msgbus.pipeline.packing import TOGETHER, packer, unpacked
-from msgbus.pipeline.replay import IN_A_BUCKET, MOST_BUCKETS, split_keys
+from msgbus.pipeline.replay import IN_A_BUCKET, MOST_BUCKETS, TOGETHER, packer, split_keys, unpacked
 
 SCHEMA = pa.schema([("offset", pa.int64()), ("key", pa.string())])
 
@@ -83,7 +81,7 @@ def test_neighbours_travel_together_and_others_do_not() -> None:
 
 
 def test_large_messages_travel_in_packs_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "MOST_BYTES", 1000)
+    monkeypatch.setattr(replay, "MOST_BYTES", 1000)
     large: list[Rows] = [[(number, "x" * 600)] for number in range(1, 7)]
 
     assert [_ends(one) for one in shuffled([large], 1)] == [(1, 2), (3, 4), (5, 6)]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from msgbus import ConfigurationError, Event, ProjectionError, StoredMessageError
+from msgbus import ConfigurationError, Event
+from msgbus.errors import ProjectionError, StoredMessageError
 from msgbus.journal import MemoryJournal, MessageCodec, Record, upcasts
 from msgbus.pipeline import Projection, fold
 from msgbus.pipeline.projections import fold_records, plan
@@ -281,7 +282,7 @@ def test_a_state_that_is_not_returned_is_an_error_that_says_where() -> None:
 
 
 def test_a_row_of_another_model_is_an_error() -> None:
-    with pytest.raises(ProjectionError, match="gave Customer, not Order"):
+    with pytest.raises(ProjectionError, match="returned Customer, not Order"):
         fold_records(plan(Wrong), take(history()))
 
 

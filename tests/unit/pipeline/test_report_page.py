@@ -8,10 +8,16 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from msgbus.pipeline.report.bars import ordered
+from msgbus.pipeline.report.charts import (
+    decades,
+    linear,
+    ordered,
+    round_ticks,
+    step_for,
+    time_ticks,
+)
 from msgbus.pipeline.report.data import (
     Effect,
     Failure,
@@ -27,10 +33,18 @@ from msgbus.pipeline.report.data import (
     Tree,
     TreeNode,
 )
-from msgbus.pipeline.report.formats import count, duration, duration_tick, plural, share, short
-from msgbus.pipeline.report.markup import Markup, el, text
+from msgbus.pipeline.report.markup import (
+    Markup,
+    count,
+    duration,
+    duration_tick,
+    el,
+    plural,
+    share,
+    short,
+    text,
+)
 from msgbus.pipeline.report.page import render
-from msgbus.pipeline.report.scales import decades, linear, round_ticks, step_for, time_ticks
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -195,12 +209,12 @@ def test_a_journal_without_deliveries_has_a_report() -> None:
         "No handler has run.",
         "Nothing has failed.",
         "Nothing is stuck.",
-        "No try failed.",
+        "No attempt failed.",
     ):
         assert sentence in words
 
 
-def test_a_letter_may_be_counted_later_than_its_try() -> None:
+def test_a_letter_may_be_counted_later_than_its_attempt() -> None:
     late = [Period(NOON, {"a": 1}, 1, 1, 0, 0, None), Period(NOON + MINUTE, {}, 0, 0, 0, 1, None)]
     html = render(make(periods=late))
     assert "failed: -" not in html

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import (
     AwareDatetime,
     BaseModel,

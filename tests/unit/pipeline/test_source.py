@@ -12,24 +12,22 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from msgbus import (
+from msgbus import pipeline
+from msgbus.errors import (
     JournalNotFoundError,
     JournalVersionError,
     NotAJournalError,
     PipelineOptionError,
     TrimmedError,
-    pipeline,
 )
 from msgbus.journal import Retention, SqliteJournal
 from msgbus.journal.sqlite.schema import VERSION
-from msgbus.pipeline.source.ids import Ids, v7
-from msgbus.pipeline.source.journal_file import Query, batches
+from msgbus.pipeline.source.journal_file import JournalQuery, batches, bounds_of, split
 from msgbus.pipeline.source.options import microseconds, read_options
-from msgbus.pipeline.source.ranges import bounds_of, split
 from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES
+from msgbus.pipeline.source.writer import MessageIds, v7
 from msgbus.testing.conformance.journals.kit import make_record
 from tests.spark.kit import append, row_of, with_journal
 
@@ -133,8 +131,8 @@ def test_what_is_no_journal_is_told_before_a_jvm_is_started(
     ("url", "problem"),
     [
         ("nats://localhost:4222", "reads SQLite journals, not"),
-        ("sqlite:///:memory:", "lives in the memory of one process"),
-        ("memory:", "lives in the memory of one process"),
+        ("sqlite:///:memory:", "is in the memory of one process"),
+        ("memory:", "is in the memory of one process"),
     ],
 )
 def test_other_journals_are_refused(url: str, problem: str) -> None:
@@ -159,10 +157,10 @@ def test_rows_that_are_trimmed_between_plan_and_read_are_not_silently_lost(
 ) -> None:
     path = tmp_path / "shop.db"
     append(path, [make_record(number) for number in range(20)])
-    query = Query(str(path), MESSAGES, ("offset",), 1, 20)
+    query = JournalQuery(str(path), MESSAGES, ("offset",), 1, 20)
     with_journal(path, lambda journal: journal.trim(Retention(max_count=5)))
 
-    with pytest.raises(TrimmedError, match="offset 1 is asked for, and 16 is the first"):
+    with pytest.raises(TrimmedError, match="offset 1 was requested, and the oldest left is 16"):
         list(batches(query, engine))
 
     rows = [
@@ -193,7 +191,7 @@ def test_a_payload_that_is_no_json_is_kept_beside(
     path = tmp_path / "shop.db"
     payloads = [*SOUND, *CORRUPT, *SOUND]
     append(path, [make_record(payload=one) for one in payloads])
-    query = Query(str(path), MESSAGES, ("payload", "_corrupt"), 1, 99, (), batch_rows)
+    query = JournalQuery(str(path), MESSAGES, ("payload", "_corrupt"), 1, 99, (), batch_rows)
 
     rows = [row for one in batches(query, engine) for row in one.to_pylist()]
 
@@ -210,7 +208,7 @@ def test_who_decodes_payloads_anyway_gets_them_as_they_are(tmp_path: Path, engin
     path = tmp_path / "shop.db"
     payloads = [b"{}", b'{"a":', b'{"a":"\xff"}']
     append(path, [make_record(payload=one) for one in payloads])
-    query = Query(str(path), MESSAGES, ("payload", "_corrupt"), 1, 99, is_checked=False)
+    query = JournalQuery(str(path), MESSAGES, ("payload", "_corrupt"), 1, 99, is_checked=False)
 
     rows = [row for one in batches(query, engine) for row in one.to_pylist()]
 
@@ -228,7 +226,7 @@ def test_large_messages_are_read_a_few_at_a_time(tmp_path: Path, engine: str) ->
     append(large, [make_record(payload=b'"%s"' % (b"x" * 5_000_000)) for _ in range(20)])
 
     def sizes(path: Path) -> list[int]:
-        query = Query(str(path), MESSAGES, ("payload",), 1, 100)
+        query = JournalQuery(str(path), MESSAGES, ("payload",), 1, 100)
         return [batch.num_rows for batch in batches(query, engine)]
 
     assert sizes(small) == [100]
@@ -291,11 +289,11 @@ def test_ids_depend_on_everything_but_the_id() -> None:
     changes = {"name": "x", "key": "k", "time": 5.0, "payload": b"{}", "headers": {"a": "b"}}
     variants = [record, *(record._replace(**{key: value}) for key, value in changes.items())]  # type: ignore[arg-type]
 
-    ids = [Ids().of(one) for one in variants]
+    ids = [MessageIds().of(one) for one in variants]
 
     assert len(set(ids)) == len(variants)
-    assert Ids().of(record._replace(message_id="other")) == ids[0]
-    assert Ids("a job").of(record) != ids[0]
+    assert MessageIds().of(record._replace(message_id="other")) == ids[0]
+    assert MessageIds("a job").of(record) != ids[0]
 
 
 def test_a_journal_can_be_read_while_its_writer_has_it_open(tmp_path: Path) -> None:
@@ -304,7 +302,7 @@ def test_a_journal_can_be_read_while_its_writer_has_it_open(tmp_path: Path) -> N
     async def work(journal: SqliteJournal) -> None:
         for number in range(3):
             await journal.append([make_record(number)])
-            query = Query(str(path), MESSAGES, tuple(MESSAGES.columns), 1, 99)
+            query = JournalQuery(str(path), MESSAGES, tuple(MESSAGES.columns), 1, 99)
             for engine in ("adbc", "sqlite3"):
                 rows = [row for one in batches(query, engine) for row in one.to_pylist()]
                 expected = [row_of(record) for record in await journal.read(1)]

@@ -112,7 +112,7 @@ async def test_the_time_left_goes_down() -> None:
     assert repr(circuit.breaker) == "<CircuitBreaker payments half_open>"
 
 
-async def test_it_lets_a_call_try_however_late_it_comes() -> None:
+async def test_it_lets_a_probe_through_however_late_it_comes() -> None:
     circuit = Circuit(failure_threshold=1, recovery_time=30)
     circuit.fail()
 
@@ -127,7 +127,7 @@ async def test_it_lets_a_call_try_however_late_it_comes() -> None:
 # -- open time -------------------------------------------------------------------------------
 
 
-async def test_the_open_time_grows_with_every_try_that_fails_up_to_its_bound() -> None:
+async def test_the_open_time_grows_with_every_failed_probe_up_to_its_bound() -> None:
     circuit = Circuit(
         failure_threshold=1, recovery_time=10, recovery_growth=3, max_recovery_time=200
     )
@@ -274,7 +274,7 @@ async def test_forced_open_stays_open_until_reset() -> None:
     assert circuit.state is CLOSED
     assert circuit.breaker.is_closed
     assert not circuit.refuses()
-    assert [change.reason for change in circuit.changes] == ["opened by hand", "closed by hand"]
+    assert [change.reason for change in circuit.changes] == ["forced open", "reset"]
     assert [change.retry_after for change in circuit.changes] == [math.inf, 0.0]
 
 
@@ -310,19 +310,19 @@ async def test_every_change_is_told_with_its_reason() -> None:
     assert circuit.changes == [
         CircuitChange("payments", CLOSED, OPEN, "2 failures, the last one: Down", 10.0),
         CircuitChange("payments", OPEN, HALF_OPEN, "recovery time is over", 0.0),
-        CircuitChange("payments", HALF_OPEN, OPEN, "it fails still: Down", 20.0),
+        CircuitChange("payments", HALF_OPEN, OPEN, "a probe failed: Down", 20.0),
         CircuitChange("payments", OPEN, HALF_OPEN, "recovery time is over", 0.0),
-        CircuitChange("payments", HALF_OPEN, CLOSED, "it works again", 0.0),
+        CircuitChange("payments", HALF_OPEN, CLOSED, "probes succeeded", 0.0),
     ]
 
 
-async def test_a_try_that_fails_without_an_error_is_told_too() -> None:
+async def test_a_probe_that_fails_without_an_error_is_reported_too() -> None:
     circuit = Circuit(failure_threshold=1)
     await circuit.half_open()
 
     circuit.breaker.acquire().failure()
 
-    assert circuit.changes[-1].reason == "it fails still"
+    assert circuit.changes[-1].reason == "a probe failed"
 
 
 def test_a_broken_hook_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from tests.unit.resilience.flaky import CLOSED, HALF_OPEN, OPEN, Circuit, Down
 
 
 @pytest.mark.parametrize("permits", [1, 3])
-async def test_of_a_hundred_callers_only_so_many_may_try(permits: int) -> None:
+async def test_of_a_hundred_callers_only_as_many_as_configured_may_probe(permits: int) -> None:
     circuit = Circuit(failure_threshold=1, half_open_max=permits)
     await circuit.half_open()
     release = anyio.Event()
@@ -171,7 +171,7 @@ async def test_only_the_permits_that_expired_are_free_again() -> None:
     assert circuit.refuses()
 
 
-async def test_an_expired_permit_that_comes_back_takes_nobody_elses_place() -> None:
+async def test_an_expired_permit_that_ends_late_frees_no_other_permit() -> None:
     circuit = Circuit(failure_threshold=1, permit_timeout=60)
     await circuit.half_open()
     late = circuit.breaker.acquire()
@@ -218,7 +218,7 @@ async def test_a_call_from_before_the_circuit_opened_says_nothing_about_now() ->
     assert circuit.breaker.failures == 0
 
 
-async def test_a_try_from_an_earlier_half_open_time_says_nothing() -> None:
+async def test_a_probe_from_an_earlier_half_open_time_does_not_count() -> None:
     circuit = Circuit(failure_threshold=1, half_open_max=2)
     await circuit.half_open()
     old = circuit.breaker.acquire()
@@ -253,7 +253,7 @@ async def test_wait_gives_a_permit_at_once_if_there_is_one() -> None:
     assert permit.breaker is circuit.breaker
 
 
-async def test_wait_lasts_until_the_circuit_lets_one_try() -> None:
+async def test_wait_lasts_until_the_circuit_lets_a_probe_through() -> None:
     circuit = Circuit(failure_threshold=1, recovery_time=30)
     waiters = Waiters(circuit)
     circuit.fail()
@@ -288,7 +288,7 @@ async def test_a_permit_that_is_given_back_goes_to_one_who_waits() -> None:
             waiters.permits[-1].release()
 
 
-async def test_one_who_waits_gets_the_place_of_a_lost_permit() -> None:
+async def test_a_lost_permit_goes_to_a_caller_that_waits() -> None:
     circuit = Circuit(failure_threshold=1, permit_timeout=60)
     waiters = Waiters(circuit)
     await circuit.half_open()

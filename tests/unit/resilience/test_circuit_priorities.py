@@ -140,8 +140,8 @@ async def test_no_lower_handler_sees_an_event_before_the_journal_has_it() -> Non
     taken: list[int] = []
 
     async def note(event: Paid) -> None:
-        place = event.__meta__.place  # type: ignore[union-attr]
-        assert place is not None
+        recorded = event.__meta__.recorded  # type: ignore[union-attr]
+        assert recorded is not None
         taken.append(event.number)
 
     ranks.bus.subscribe(Paid, note, name="note", priority=-1, durable=False)

@@ -32,7 +32,7 @@ class OutOfStock(Refusal):
 # -- retry -----------------------------------------------------------------------------------
 
 
-async def test_a_handler_is_tried_again_until_it_works() -> None:
+async def test_a_handler_is_retried_until_it_works() -> None:
     shop = Shop(Flaky(2))
 
     result = await shop.charge(1 + 2)
@@ -54,7 +54,7 @@ async def test_a_handler_that_never_works_fails_with_its_last_error() -> None:
     assert shop.bus.stats().commands["charge"].sent == 1
 
 
-async def test_without_retry_there_is_one_try() -> None:
+async def test_without_retry_there_is_one_attempt() -> None:
     shop = Shop(Flaky(9), retry=None)
 
     result = await shop.charge()
@@ -112,7 +112,7 @@ async def test_a_broken_hook_breaks_no_retry(caplog: pytest.LogCaptureFixture) -
 
 
 @pytest.mark.parametrize("error", [OutOfStock("none left"), MissingHandlerError(Charge)])
-async def test_permanent_errors_are_not_tried_again(error: Exception) -> None:
+async def test_permanent_errors_are_not_retried(error: Exception) -> None:
     shop = Shop(Flaky(0, error))
 
     result = await shop.charge()
@@ -126,7 +126,7 @@ async def test_the_callers_deadline_ends_the_retries() -> None:
 
     result = await shop.charge(3, timeout=3.0)
 
-    # Tries at 0 and 1; the next would begin at 3, when nobody waits any more.
+    # Attempts at 0 and 1; the next would begin at 3, when nobody waits any more.
     fails_with(result, Down)
     assert result.attempts == 2
 
@@ -163,7 +163,7 @@ async def test_a_cancelled_command_is_neither_retried_nor_counted_by_the_breaker
     assert shop.bus.stats().circuits["hang"] == "closed"
 
 
-async def test_started_and_result_are_told_once_per_command_not_per_try() -> None:
+async def test_started_and_result_are_told_once_per_command_not_per_attempt() -> None:
     shop = Shop(Flaky(2))
     told: list[str] = []
 
@@ -185,7 +185,7 @@ async def test_started_and_result_are_told_once_per_command_not_per_try() -> Non
 # -- attempts and what they emit -------------------------------------------------------------
 
 
-async def test_the_handler_sees_the_number_of_its_try() -> None:
+async def test_the_handler_sees_the_number_of_its_attempt() -> None:
     seen: list[int] = []
 
     async def charge(command: Charge, context: Context) -> str:
@@ -201,7 +201,7 @@ async def test_the_handler_sees_the_number_of_its_try() -> None:
 
 
 @pytest.mark.parametrize("breaker", [None, CircuitBreakerConfig()])
-async def test_what_a_failed_try_emitted_is_forgotten(
+async def test_what_a_failed_attempt_emitted_is_forgotten(
     breaker: CircuitBreakerConfig | None,
 ) -> None:
     paid: list[int] = []
@@ -246,7 +246,7 @@ async def test_what_a_fallback_covers_for_emits_nothing() -> None:
     assert paid == []
 
 
-async def test_what_middleware_per_message_emitted_outlives_a_failed_try() -> None:
+async def test_what_middleware_per_message_emitted_outlives_a_failed_attempt() -> None:
     paid: list[int] = []
 
     async def announce(message: Any, call_next: CallNext) -> Any:
@@ -272,7 +272,7 @@ async def test_what_middleware_per_message_emitted_outlives_a_failed_try() -> No
 # -- limits ----------------------------------------------------------------------------------
 
 
-async def test_a_timeout_is_per_try_and_is_tried_again() -> None:
+async def test_a_timeout_is_per_attempt_and_is_retried() -> None:
     begun: list[float] = []
     shop = Shop(timeout=5.0)
 
@@ -316,7 +316,7 @@ async def test_the_handlers_own_timeout_comes_first() -> None:
 
     fails_with(results[0], HandlerTimeoutError)
     assert results[0].duration == 2.0
-    assert "2 s per try" in shop.bus.describe(Slow)
+    assert "2 s per attempt" in shop.bus.describe(Slow)
 
 
 async def test_a_bulkhead_bounds_the_calls_at_once() -> None:
@@ -359,7 +359,7 @@ async def test_a_rate_limit_lets_so_many_begin_per_second(limit: float | RateLim
     assert [moment - started for moment in begun] == [0, 0, 0.5, 1.0, 1.5, 2.0]
 
 
-async def test_every_try_takes_a_token_of_the_rate_limit() -> None:
+async def test_every_attempt_takes_a_token_of_the_rate_limit() -> None:
     shop = Shop(Flaky(2), rate_limit=RateLimit(per_second=0.1, burst=1))
 
     result = await shop.charge(20)

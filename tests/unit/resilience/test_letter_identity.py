@@ -11,8 +11,7 @@ import anyio
 import pytest
 
 from msgbus import Command, Event
-from msgbus.journal import DeadLetter, MemoryJournal, SqliteJournal
-from msgbus.journal import operations as op
+from msgbus.journal import DeadLetter, MemoryJournal, SqliteJournal, operations as op
 from msgbus.resilience import (
     CircuitBreakerConfig,
     DeadLetterEntry,
@@ -305,10 +304,10 @@ async def test_a_journal_s_own_letters_have_scope_handler_and_target(
     """Point 4: the shape that subscriptions and enqueued commands write."""
     journal = MemoryJournal() if kind == "memory" else SqliteJournal(tmp_path / "j.db", reserve=0)
     letter = DeadLetter(
-        "msgbus.bus.commands", make_record(1), 2, "no", 7.0, handler="charge", scope="s", target="t"
+        "msgbus.commands", make_record(1), 2, "no", 7.0, handler="charge", scope="s", target="t"
     )
     await journal.commit([op.AddDeadLetter(letter)])
-    (found,) = await journal.dead_letters("msgbus.bus.commands")
+    (found,) = await journal.dead_letters("msgbus.commands")
 
     assert found._replace(id=0) == letter
     assert await journal.dead_letters("charge") == []
@@ -461,13 +460,13 @@ async def test_a_letter_of_an_enqueued_command_names_its_handler() -> None:
         await bus.enqueue(Charge(amount=3))
         await bus.settled()
         (letter,) = await bus.dead_letters.find()
-        (stored,) = await journal.dead_letters("msgbus.bus.commands")
+        (stored,) = await journal.dead_letters("msgbus.commands")
         deliveries = await journal.deliveries(letter.message_id)
         world.is_up = True
         outcome = await bus.dead_letters.replay(letter)
 
     assert (letter.handler, letter.target, letter.scope) == ("charge", "identity.Charge", None)
-    assert (stored.subscription, stored.handler) == ("msgbus.bus.commands", "charge")
+    assert (stored.subscription, stored.handler) == ("msgbus.commands", "charge")
     assert {one.handler for one in deliveries} == {"charge"}
     assert outcome.value == "charge"
     await journal.close()

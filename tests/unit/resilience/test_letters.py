@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pydantic import ConfigDict, Field, SecretStr, computed_field, field_serializer
 
-from msgbus import Command, Event, UnreadableLetterError
-from msgbus.errors import DeadLetterError
+from msgbus import Command, Event
+from msgbus.errors import DeadLetterError, UnreadableLetterError
 from msgbus.messages.message import fix
 from msgbus.resilience import DeadLetterEntry, LetterStatus
 from msgbus.resilience.letters import (

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from msgbus import Command, DeadLetterError, Event, MessageBus
+from msgbus import Command, Event, MessageBus
+from msgbus.errors import DeadLetterError
 from msgbus.resilience import ResilientMessageBus, RetryConfig, SqliteDeadLetterStore
 from tests.unit.resilience.flaky import Charge, Flaky, Shop, quick
 from tests.unit.resilience.letter_fakes import STORES

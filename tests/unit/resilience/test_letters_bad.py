@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from pydantic import field_validator
 
-from msgbus import DeadLetterError, DeadLetterStoreError, Event, UnreadableLetterError
+from msgbus import Event
+from msgbus.errors import DeadLetterError, DeadLetterStoreError, UnreadableLetterError
 from msgbus.resilience import DeadLetterEntry, DeadLetterQueue
 from tests.unit.resilience.letter_fakes import (
     STORES,

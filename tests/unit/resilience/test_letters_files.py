@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from msgbus import DeadLetterError
+from msgbus.errors import DeadLetterError
 from msgbus.resilience import DeadLetterEntry, DeadLetterQueue, LetterStatus
 from tests.unit.resilience.letter_fakes import (
     STORES,

@@ -11,7 +11,8 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from msgbus import ConfigurationError, DeadLetterStoreError, MessageBus
+from msgbus import ConfigurationError, MessageBus
+from msgbus.errors import DeadLetterStoreError
 from msgbus.journal import Journal, Kind, MemoryJournal, Retention, SqliteJournal
 from msgbus.resilience import (
     DeadLetterQueue,
@@ -23,8 +24,8 @@ from msgbus.resilience import (
 )
 from msgbus.resilience.stores import ANY, Notice, discarded
 from msgbus.runtime.clock import VirtualClock
+from msgbus.testing.conformance.dead_letters import Checked, add, letter, raises
 from msgbus.testing.conformance.journal import make_record
-from msgbus.testing.letters import Checked, add, letter, raises
 from tests.unit.resilience.letter_fakes import CardCharged, ChargeCard
 
 

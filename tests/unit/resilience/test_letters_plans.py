@@ -11,11 +11,10 @@ import pytest
 
 from msgbus.journal.sqlite.files import open_writer
 from msgbus.journal.sqlite.letters import JournalRows
-from msgbus.resilience import LetterFilter, LetterStatus
-from msgbus.resilience import sqlite_schema as schema
+from msgbus.resilience import LetterFilter, LetterStatus, sqlite_schema as schema
 from msgbus.resilience.letter_rows import COLUMNS, LetterRows
 from msgbus.resilience.stores import Record
-from msgbus.testing.letters import letter
+from msgbus.testing.conformance.dead_letters import letter
 
 MORNING = datetime(2026, 1, 1, tzinfo=UTC)
 

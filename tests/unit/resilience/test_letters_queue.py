@@ -14,14 +14,16 @@ from msgbus import (
     Command,
     DeadLetterDroppedEvent,
     DeadLetteredEvent,
-    DeadLetterError,
     DeadLetterRefusedEvent,
+    Query,
+    SystemEvent,
+)
+from msgbus.errors import (
+    DeadLetterError,
     LetterEditError,
     LetterNotFoundError,
     LetterStateError,
-    Query,
     StoredMessageError,
-    SystemEvent,
 )
 from msgbus.messages.message import fix
 from msgbus.resilience import (

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from msgbus import BusStateError, DeadLetterError, StoredMessageError
+from msgbus.errors import BusStateError, DeadLetterError, StoredMessageError
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,

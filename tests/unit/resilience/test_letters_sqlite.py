@@ -21,11 +21,10 @@ import pytest
 from msgbus import (
     ConfigurationError,
     DeadLetterDroppedEvent,
-    DeadLetterError,
     DeadLetterRefusedEvent,
-    DeadLetterStoreError,
     SystemEvent,
 )
+from msgbus.errors import DeadLetterError, DeadLetterStoreError
 from msgbus.resilience import (
     DeadLetterQueue,
     LetterFilter,
@@ -33,8 +32,8 @@ from msgbus.resilience import (
     Overflow,
     ResilientMessageBus,
     SqliteDeadLetterStore,
+    sqlite_schema as schema,
 )
-from msgbus.resilience import sqlite_schema as schema
 from tests.fakes import Connections, logged
 from tests.unit.resilience.letter_fakes import CardCharged, bury, bury_orders
 
@@ -347,7 +346,7 @@ def test_what_was_added_is_written_before_the_process_ends(tmp_path: Path) -> No
     program = """
 import sys
 from msgbus.resilience import DeadLetterQueue, SqliteDeadLetterStore
-from msgbus.testing.letters import Checked
+from msgbus.testing.conformance.dead_letters import Checked
 queue = DeadLetterQueue(SqliteDeadLetterStore(sys.argv[1]))
 for number in range(500):
     queue.add(Checked(number=number), handler="h", error=ValueError("x"), attempts=1,

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from msgbus import Event, UnreadableLetterError
+from msgbus import Event
+from msgbus.errors import UnreadableLetterError
 from msgbus.journal import upcasts
 from msgbus.resilience import DeadLetterEntry
 from msgbus.resilience.letter_edits import changed_letter
-from msgbus.testing.letters import letter
+from msgbus.testing.conformance.dead_letters import letter
 
 
 class Moved(Event, name="letters.Moved", version=3):

@@ -20,7 +20,7 @@ def tracing(trace: list[str], name: str) -> Middleware:
     return middleware
 
 
-async def test_middleware_per_message_runs_once_and_per_attempt_at_every_try() -> None:
+async def test_middleware_per_message_runs_once_and_per_attempt_at_every_attempt() -> None:
     trace: list[str] = []
     shop = Shop(Flaky(2))
     shop.bus.add_middleware(tracing(trace, "attempt"), per="attempt")
@@ -34,7 +34,7 @@ async def test_middleware_per_message_runs_once_and_per_attempt_at_every_try() -
 async def test_the_stated_order() -> None:
     """Message, fallback, retry, breaker, bulkhead, rate limit, timeout, attempt, handler.
 
-    Each stage shows where it stands by what it does to the tries of one command, and to
+    Each stage shows where it stands by what it does to the attempts of one command, and to
     the others that wait beside it.
     """
     trace: list[str] = []
@@ -56,7 +56,7 @@ async def test_the_stated_order() -> None:
     await shop.charge(3)
     assert trace == ["message", "attempt", "attempt", "attempt", "fallback Down"]
     assert len(shop.handler.calls) == 3
-    # Three tries were three failures: the breaker stands inside of retry.
+    # Three attempts were three failures: the breaker stands inside of retry.
     assert shop.bus.stats().circuits == {"charge": "open"}
 
     trace.clear()
@@ -66,8 +66,8 @@ async def test_the_stated_order() -> None:
     assert result.attempts == 0
 
 
-async def test_an_open_circuit_takes_no_place_and_no_token() -> None:
-    # Breaker before bulkhead and rate limit: who is refused does not wait in line.
+async def test_an_open_circuit_takes_no_slot_and_no_token() -> None:
+    # Breaker before bulkhead and rate limit: a refused call does not wait.
     shop = Shop(
         breaker=CircuitBreakerConfig(), bulkhead=1, rate_limit=RateLimit(per_second=0.1, burst=1)
     )
@@ -82,7 +82,7 @@ async def test_an_open_circuit_takes_no_place_and_no_token() -> None:
     assert result.duration == 0
 
 
-async def test_who_waits_for_a_place_takes_no_token_yet() -> None:
+async def test_a_call_that_waits_for_a_slot_takes_no_token_yet() -> None:
     # Bulkhead before rate limit: one that is cancelled in the bulkhead's line took no token.
     release = anyio.Event()
 
@@ -130,7 +130,7 @@ async def test_the_middleware_per_attempt_is_inside_the_timeout() -> None:
     assert result.duration == 1.0
 
 
-async def test_a_pause_between_tries_holds_no_place() -> None:
+async def test_a_pause_between_attempts_holds_no_slot() -> None:
     # Retry before bulkhead: while one waits to be tried again, another may run.
     shop = Shop(Flaky(1), bulkhead=1, retry=quick(1, initial_delay=100))
     async with anyio.create_task_group() as group:

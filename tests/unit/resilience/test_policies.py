@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from msgbus import BusStateError, CircuitOpenedEvent, ConfigurationError, Event
+from msgbus import CircuitOpenedEvent, ConfigurationError, Event
+from msgbus.errors import BusStateError
 from msgbus.resilience import (
     CircuitBreaker,
     CircuitBreakerConfig,
@@ -51,7 +52,7 @@ async def test_a_policy_of_a_type_changes_only_what_it_names() -> None:
     result = await shop.charge(1)
 
     assert result.attempts == 2
-    assert "5 s per try" in shop.bus.describe(Charge)
+    assert "5 s per attempt" in shop.bus.describe(Charge)
 
 
 def test_a_subclass_inherits_and_may_say_otherwise() -> None:
@@ -63,8 +64,8 @@ def test_a_subclass_inherits_and_may_say_otherwise() -> None:
 
     orders, placed = bus.describe(OrderEvent), bus.describe(OrderPlaced)
 
-    assert "1 s per try" in orders
-    assert "3 s per try" in placed.split("in other")[1]
+    assert "1 s per attempt" in orders
+    assert "3 s per attempt" in placed.split("in other")[1]
     assert placed.count("2 at once") == 2
 
 
@@ -75,9 +76,9 @@ def test_a_handlers_policy_comes_before_that_of_its_type() -> None:
     bus.subscribe(OrderEvent, handle)
     bus.subscribe(OrderPlaced, other)
 
-    assert "7 s per try" in bus.describe(OrderEvent)
+    assert "7 s per attempt" in bus.describe(OrderEvent)
     assert "2 at once" in bus.describe(OrderEvent)
-    assert "1 s per try" in bus.describe(OrderPlaced).split("in other")[1]
+    assert "1 s per attempt" in bus.describe(OrderPlaced).split("in other")[1]
 
 
 def test_a_handler_is_known_by_its_name_too() -> None:
@@ -85,7 +86,7 @@ def test_a_handler_is_known_by_its_name_too() -> None:
     bus.policy("mailer", timeout=7)
     bus.subscribe(OrderEvent, handle, name="mailer")
 
-    assert "7 s per try" in bus.describe(OrderEvent)
+    assert "7 s per attempt" in bus.describe(OrderEvent)
 
 
 def test_a_function_is_found_though_it_was_registered_by_a_name() -> None:
@@ -93,7 +94,7 @@ def test_a_function_is_found_though_it_was_registered_by_a_name() -> None:
     bus.policy(handle, timeout=7)
     bus.subscribe(OrderEvent, handle, name="mailer")
 
-    assert "7 s per try" in bus.describe(OrderEvent)
+    assert "7 s per attempt" in bus.describe(OrderEvent)
 
 
 def test_of_two_functions_that_are_called_alike_only_the_one_is_meant() -> None:
@@ -109,8 +110,8 @@ def test_of_two_functions_that_are_called_alike_only_the_one_is_meant() -> None:
     bus.subscribe(OrderEvent, first)
     bus.subscribe(OrderPlaced, second)
 
-    assert "7 s per try" in bus.describe(OrderEvent)
-    assert bus.describe(OrderPlaced).count("7 s per try") == 1
+    assert "7 s per attempt" in bus.describe(OrderEvent)
+    assert bus.describe(OrderPlaced).count("7 s per attempt") == 1
 
 
 def test_what_is_said_later_adds_to_what_was_said() -> None:
@@ -123,7 +124,7 @@ def test_what_is_said_later_adds_to_what_was_said() -> None:
 
     text = bus.describe(OrderEvent)
 
-    assert all(part in text for part in ("8 s per try", "2 at once", "4 per second"))
+    assert all(part in text for part in ("8 s per attempt", "2 at once", "4 per second"))
 
 
 def test_none_leaves_a_part_out() -> None:
@@ -190,7 +191,7 @@ def test_a_part_that_does_not_exist_is_refused() -> None:
 def test_an_impossible_value_is_refused_at_once(part: str) -> None:
     options: dict[str, Any] = {part: 0}
 
-    with pytest.raises(ConfigurationError, match=f"{part} must be more than 0, not 0"):
+    with pytest.raises(ConfigurationError, match=f"{part} must be above 0, not 0"):
         bus_of().policy(OrderEvent, **options)
     with pytest.raises(ConfigurationError, match=part):
         bus_of(**options)
@@ -213,12 +214,12 @@ def fall_back(message: object, error: Exception) -> None:
         ({"retry": RetryConfig(max_retries=0)}, "retry        none"),
         (
             {"retry": quick(2, give_up_on=(KeyError,))},
-            "retry        2 times, after 1 s, then 2 times longer each time, 100 s at most; "
+            "retry        2 times, after 1 s, then 2 times longer each time, at most 100 s; "
             "on Exception, not on KeyError",
         ),
         (
             {"retry": RetryConfig(stop=lambda s: True, wait=lambda s: 1, retry=lambda s: True)},
-            "retry        as stop= says, after what wait= says; if retry= says so",
+            "retry        as decided by stop=, after delays by wait=; if retry= allows it",
         ),
         (
             {"breaker": CircuitBreakerConfig()},
@@ -364,4 +365,4 @@ async def test_circuits_go_with_their_handlers() -> None:
     gc.collect()
 
     assert len(bus.circuits) < 5
-    assert len(bus._guards) < 5  # pyright: ignore[reportPrivateUsage]
+    assert len(bus._assembly.guards) < 5  # pyright: ignore[reportPrivateUsage]

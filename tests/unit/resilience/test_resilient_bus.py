@@ -32,7 +32,7 @@ THREE = CircuitBreakerConfig(failure_threshold=3, recovery_time=10, jitter=0)
 
 
 async def test_the_circuit_of_a_failing_handler_opens() -> None:
-    # Forty failing tries must not leave the circuit closed.
+    # Forty failing attempts must not leave the circuit closed.
     shop = Shop(Flaky(99), retry=None, breaker=THREE)
 
     for _ in range(40):
@@ -54,7 +54,7 @@ async def test_an_open_circuit_fails_commands_at_once() -> None:
     assert shop.handler.calls == []
 
 
-async def test_tries_that_fail_count_one_by_one_and_an_open_circuit_ends_the_retries() -> None:
+async def test_attempts_that_fail_count_one_by_one_and_an_open_circuit_ends_the_retries() -> None:
     shop = Shop(Flaky(99), retry=quick(9), breaker=THREE)
 
     result = await shop.charge(1 + 2 + 4)
@@ -64,7 +64,7 @@ async def test_tries_that_fail_count_one_by_one_and_an_open_circuit_ends_the_ret
     assert len(shop.handler.calls) == 3
 
 
-async def test_a_circuit_that_lets_a_try_through_closes_when_it_works() -> None:
+async def test_a_circuit_closes_when_a_probe_succeeds() -> None:
     shop = Shop(Flaky(3), retry=None, breaker=THREE)
     for _ in range(3):
         await shop.charge()
@@ -113,7 +113,7 @@ async def test_a_slow_handler_opens_its_circuit() -> None:
     assert shop.bus.circuits["charge"].state is OPEN
 
 
-async def test_only_one_of_many_commands_tries_a_half_open_circuit() -> None:
+async def test_only_one_of_many_commands_probes_a_half_open_circuit() -> None:
     release = anyio.Event()
     tried: list[int] = []
 
@@ -140,7 +140,7 @@ async def test_only_one_of_many_commands_tries_a_half_open_circuit() -> None:
     assert shop.bus.circuits["charge"].state is CLOSED
 
 
-async def test_a_cancelled_try_gives_its_permit_back() -> None:
+async def test_a_cancelled_attempt_releases_its_permit() -> None:
     async def charge(command: Charge) -> str:
         if command.number == 0:
             raise Down
@@ -209,7 +209,7 @@ async def test_circuits_are_told_of_counted_and_logged(caplog: pytest.LogCapture
     assert {event.circuit for event in told} == {"charge"}
     assert told[0].reason == "3 failures, the last one: Down"
     assert told[0].retry_after == 10
-    assert told[2].reason == "it works again"
+    assert told[2].reason == "probes succeeded"
     assert shop.bus.stats().circuits["charge"] == "closed"
     (opened,) = logged(caplog, "circuit_opened")
     assert (opened["circuit"], opened["retry_after"]) == ("charge", 10)

@@ -39,7 +39,7 @@ class Post:
 # -- retry -----------------------------------------------------------------------------------
 
 
-async def test_only_the_handler_that_failed_is_tried_again() -> None:
+async def test_only_the_handler_that_failed_is_retried() -> None:
     post = Post()
     flaky, fine = Flaky(2), Flaky()
     post.bus.subscribe(Paid, flaky, name="flaky")
@@ -76,7 +76,7 @@ async def test_an_event_that_fails_for_good_fails_once() -> None:
     conserves(post.bus)
 
 
-async def test_the_handler_sees_its_try_and_order_is_kept() -> None:
+async def test_the_handler_sees_its_attempt_and_order_is_kept() -> None:
     post = Post()
     seen: list[tuple[int, int]] = []
 
@@ -220,7 +220,7 @@ class Lists:
             raise Down
 
 
-async def test_a_list_is_tried_again_whole() -> None:
+async def test_a_list_is_retried_whole() -> None:
     post = Post()
     lists = Lists(fails=2)
     post.bus.subscribe(Paid, lists, batch=True, name="lists")
@@ -237,7 +237,7 @@ async def test_a_list_is_tried_again_whole() -> None:
     conserves(post.bus)
 
 
-async def test_a_handler_may_empty_its_list_and_be_tried_again() -> None:
+async def test_a_handler_may_empty_its_list_and_be_retried() -> None:
     post = Post()
     seen: list[int] = []
 
@@ -275,7 +275,7 @@ async def test_a_list_that_fails_for_good_is_tried_one_by_one() -> None:
     conserves(post.bus)
 
 
-async def test_without_a_policy_the_worker_tries_the_list_twice() -> None:
+async def test_without_a_policy_the_worker_attempts_the_list_twice() -> None:
     post = Post()
     lists = Lists(bad=1)
     post.bus.subscribe(Paid, lists, batch=True, name="lists")

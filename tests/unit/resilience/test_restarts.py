@@ -8,7 +8,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from msgbus import BusStateError, CircuitOpenError, Command, Event
+from msgbus import CircuitOpenError, Command, Event
+from msgbus.errors import BusStateError
 from msgbus.resilience import (
     CircuitBreakerConfig,
     ResilientMessageBus,

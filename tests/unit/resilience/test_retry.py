@@ -8,15 +8,10 @@ import pytest
 import tenacity
 from pydantic import BaseModel, ValidationError
 
-from msgbus import (
-    BusStateError,
-    ConfigurationError,
-    MissingHandlerError,
-    Refusal,
-    WrongMessageTypeError,
-)
+from msgbus import ConfigurationError, MissingHandlerError, Refusal
+from msgbus.errors import BusStateError, WrongMessageTypeError
 from msgbus.resilience import CircuitOpenError, RetryConfig
-from msgbus.resilience.retry import Retry, Verdict, trouble_now
+from msgbus.resilience.retry import Retry, RetryDecision, first_failure
 from msgbus.runtime.clock import VirtualClock
 from tests.unit.resilience.flaky import Charge, Down
 
@@ -27,16 +22,16 @@ def pauses(config: RetryConfig, *, chance: float = 0.5, failures: int = 20) -> l
     state = retry.begin()
     found: list[float] = []
     for attempt in range(1, failures + 1):
-        verdict = retry.judge(state, Down(), attempt, None)
-        if verdict.pause is None:
+        decision = retry.decide(state, Down(), attempt, None)
+        if decision.delay is None:
             break
-        found.append(verdict.pause)
+        found.append(decision.delay)
     return found
 
 
-def verdict_on(error: Exception, **config: Any) -> Verdict:
+def decision_on(error: Exception, **config: Any) -> RetryDecision:
     retry = Retry(RetryConfig(**config), VirtualClock())
-    return retry.judge(retry.begin(), error, 1, None)
+    return retry.decide(retry.begin(), error, 1, None)
 
 
 def invalid() -> ValidationError:
@@ -68,7 +63,7 @@ def test_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("max_retries", [0, 1, 3, 7])
-def test_so_many_tries_after_the_first(max_retries: int) -> None:
+def test_max_retries_are_attempts_after_the_first(max_retries: int) -> None:
     assert len(pauses(RetryConfig(max_retries=max_retries))) == max_retries
 
 
@@ -97,7 +92,7 @@ def test_jitter_is_real() -> None:
     retry = Retry(config, VirtualClock())
     state = retry.begin()
 
-    found = [retry.judge(state, Down(), attempt, None).pause for attempt in range(1, 201)]
+    found = [retry.decide(state, Down(), attempt, None).delay for attempt in range(1, 201)]
 
     numbers = [pause for pause in found if pause is not None]
     assert len(set(numbers)) > 190
@@ -109,26 +104,26 @@ def test_jitter_is_real() -> None:
 def test_the_pause_never_overflows(attempt: int) -> None:
     retry = Retry(RetryConfig(max_retries=10**9, jitter=False), VirtualClock())
 
-    assert retry.judge(retry.begin(), Down(), attempt, None).pause == 10.0
+    assert retry.decide(retry.begin(), Down(), attempt, None).delay == 10.0
 
 
 def test_no_delay_stays_no_delay() -> None:
     retry = Retry(RetryConfig(max_retries=10**9, initial_delay=0), VirtualClock())
 
-    assert retry.judge(retry.begin(), Down(), 5000, None).pause == 0.0
+    assert retry.decide(retry.begin(), Down(), 5000, None).delay == 0.0
 
 
-def test_only_the_named_errors_are_tried_again() -> None:
-    assert verdict_on(KeyError("k"), retry_on=(LookupError,)).pause is not None
-    assert verdict_on(Down(), retry_on=(LookupError,)) == Verdict(None, "not to be retried")
-    assert verdict_on(Down(), retry_on=()) == Verdict(None, "not to be retried")
+def test_only_the_named_errors_are_retried() -> None:
+    assert decision_on(KeyError("k"), retry_on=(LookupError,)).delay is not None
+    assert decision_on(Down(), retry_on=(LookupError,)) == RetryDecision(None, "not to be retried")
+    assert decision_on(Down(), retry_on=()) == RetryDecision(None, "not to be retried")
 
 
 def test_to_give_up_comes_first() -> None:
-    given_up = verdict_on(KeyError("k"), retry_on=(LookupError,), give_up_on=(KeyError,))
+    not_retried = decision_on(KeyError("k"), retry_on=(LookupError,), give_up_on=(KeyError,))
 
-    assert given_up == Verdict(None, "not to be retried")
-    assert verdict_on(IndexError(), give_up_on=(KeyError,)).pause is not None
+    assert not_retried == RetryDecision(None, "not to be retried")
+    assert decision_on(IndexError(), give_up_on=(KeyError,)).delay is not None
 
 
 @pytest.mark.parametrize(
@@ -164,45 +159,45 @@ def test_made_up_fields_are_refused_and_configs_frozen() -> None:
         invalid(),
     ],
 )
-def test_what_comes_out_the_same_is_not_tried_again(error: Exception) -> None:
-    assert verdict_on(error) == Verdict(None, "permanent error")
-    assert verdict_on(error, retry=tenacity.retry_always) == Verdict(None, "permanent error")
+def test_permanent_errors_are_not_retried(error: Exception) -> None:
+    assert decision_on(error) == RetryDecision(None, "permanent error")
+    assert decision_on(error, retry=tenacity.retry_always) == RetryDecision(None, "permanent error")
 
 
-def test_an_open_circuit_is_not_tried_again() -> None:
+def test_an_open_circuit_is_not_retried() -> None:
     error = CircuitOpenError("payments", retry_after=1)
 
-    assert verdict_on(error) == Verdict(None, "circuit open")
+    assert decision_on(error) == RetryDecision(None, "circuit open")
 
 
 def test_it_says_why_it_gives_up() -> None:
-    assert verdict_on(Down(), max_retries=0) == Verdict(None, "retries exhausted")
+    assert decision_on(Down(), max_retries=0) == RetryDecision(None, "retries exhausted")
 
 
 # -- the deadline ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("left", "tries"), [(1.01, True), (1.0, False), (0.5, False)])
-def test_a_pause_that_outlasts_the_deadline_is_not_begun(left: float, *, tries: bool) -> None:
+@pytest.mark.parametrize(("left", "retries"), [(1.01, True), (1.0, False), (0.5, False)])
+def test_a_delay_that_outlasts_the_deadline_is_not_begun(left: float, *, retries: bool) -> None:
     clock = VirtualClock()
     retry = Retry(RetryConfig(initial_delay=1, jitter=False), clock)
 
-    verdict = retry.judge(retry.begin(), Down(), 1, clock.now() + left)
+    decision = retry.decide(retry.begin(), Down(), 1, clock.now() + left)
 
-    assert (verdict == Verdict(1.0)) is tries
-    assert tries or verdict == Verdict(None, "no time left for a retry")
+    assert (decision == RetryDecision(1.0)) is retries
+    assert retries or decision == RetryDecision(None, "no time left for a retry")
 
 
 # -- strategies of tenacity ------------------------------------------------------------------
 
 
-def test_a_stop_strategy_takes_the_place_of_max_retries() -> None:
+def test_a_stop_strategy_replaces_max_retries() -> None:
     config = RetryConfig(max_retries=1, stop=tenacity.stop_after_attempt(5))
 
     assert len(pauses(config)) == 4
 
 
-def test_a_wait_strategy_takes_the_place_of_the_delays() -> None:
+def test_a_wait_strategy_replaces_the_delays() -> None:
     config = RetryConfig(max_retries=4, wait=tenacity.wait_incrementing(start=2, increment=3))
 
     assert pauses(config) == [2, 5, 8, 11]
@@ -217,8 +212,8 @@ def test_a_negative_wait_is_none() -> None:
 def test_a_retry_strategy_sees_the_error() -> None:
     strategy = tenacity.retry_if_exception_message(match="again")
 
-    assert verdict_on(Down("again, please"), retry=strategy).pause is not None
-    assert verdict_on(Down("never"), retry=strategy) == Verdict(None, "not to be retried")
+    assert decision_on(Down("again, please"), retry=strategy).delay is not None
+    assert decision_on(Down("never"), retry=strategy) == RetryDecision(None, "not to be retried")
 
 
 async def test_stop_after_delay_counts_from_the_first_failure() -> None:
@@ -226,13 +221,13 @@ async def test_stop_after_delay_counts_from_the_first_failure() -> None:
     config = RetryConfig(stop=tenacity.stop_after_delay(60), wait=tenacity.wait_fixed(25))
     retry = Retry(config, clock)
     state = retry.begin()
-    tries = 1
+    retries = 1
 
-    while (pause := retry.judge(state, Down(), tries, None).pause) is not None:
+    while (pause := retry.decide(state, Down(), retries, None).delay) is not None:
         await clock.advance(pause)
-        tries += 1
+        retries += 1
 
-    assert tries == 4
+    assert retries == 4
     assert state.idle_for == 75
 
 
@@ -241,10 +236,10 @@ def test_stop_before_delay_sees_the_coming_pause() -> None:
     config = RetryConfig(stop=tenacity.stop_before_delay(60), wait=tenacity.wait_fixed(61))
     retry = Retry(config, clock)
 
-    assert retry.judge(retry.begin(), Down(), 1, None) == Verdict(None, "retries exhausted")
+    assert retry.decide(retry.begin(), Down(), 1, None) == RetryDecision(None, "retries exhausted")
 
 
-def test_strategies_see_the_number_of_the_try() -> None:
+def test_strategies_see_the_number_of_the_attempt() -> None:
     seen: list[tuple[int, BaseException | None]] = []
 
     def wait(state: tenacity.RetryCallState) -> float:
@@ -254,8 +249,8 @@ def test_strategies_see_the_number_of_the_try() -> None:
 
     retry = Retry(RetryConfig(wait=wait), VirtualClock())
     state, error = retry.begin(), Down()
-    retry.judge(state, error, 1, None)
-    retry.judge(state, error, 2, None)
+    retry.decide(state, error, 1, None)
+    retry.decide(state, error, 2, None)
 
     assert seen == [(1, error), (2, error)]
 
@@ -263,8 +258,8 @@ def test_strategies_see_the_number_of_the_try() -> None:
 def test_trouble_begins_now() -> None:
     clock = VirtualClock(start=86_400.0)
 
-    trouble = trouble_now(clock)
+    failures = first_failure(clock)
 
-    assert trouble.first_attempt == trouble.last_attempt
-    assert trouble.first_attempt.isoformat() == "1970-01-02T00:00:00+00:00"
-    assert trouble.reason == ""
+    assert failures.first_attempt == failures.last_attempt
+    assert failures.first_attempt.isoformat() == "1970-01-02T00:00:00+00:00"
+    assert failures.reason == ""

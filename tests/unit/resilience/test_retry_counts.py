@@ -43,7 +43,7 @@ async def test_retries_of_an_event_are_counted() -> None:
     conserves(shop.bus)
 
 
-async def test_each_event_of_a_list_that_is_tried_again_counts() -> None:
+async def test_each_event_of_a_list_that_is_retried_counts() -> None:
     """Point g: the list once more as a whole, then its events one by one."""
     bus = MessageBus()
 
@@ -61,7 +61,7 @@ async def test_each_event_of_a_list_that_is_tried_again_counts() -> None:
     assert (stats.handled, stats.failed, stats.retried) == (2, 1, 6)
 
 
-async def test_lists_are_counted_when_a_policy_tries_them_again() -> None:
+async def test_lists_are_counted_when_a_policy_retries_them() -> None:
     """Point g: as many as there are events in them."""
     shop = Shop(retry=quick(1))
     calls: list[int] = []

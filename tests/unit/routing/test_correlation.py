@@ -101,7 +101,7 @@ async def test_a_request_without_an_answer_runs_out_of_time() -> None:
 
     assert isinstance(ask.ended[0], RequestTimeoutError)
     assert isinstance(ask.ended[0], TimeoutError)
-    assert str(ask.ended[0]) == "No answer to the request within 30 s."
+    assert str(ask.ended[0]) == "No reply to the request within 30 s."
     assert ask.manager.pending == 0
 
 

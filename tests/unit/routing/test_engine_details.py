@@ -1,4 +1,4 @@
-"""MessageDispatchEngine: details of envelopes, types, metrics and hops (20.6)."""
+"""MessageDispatchEngine: details of envelopes, types, metrics and hops."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ async def test_the_hop_limit_reaches_the_caller_as_such() -> None:
     assert result.error_code == "HOP_LIMIT"
     assert result.error_message == (
         f"{TOPIC} was not published: the message has made 5 hops, the limit of this engine. "
-        f"Dispatchers pass it on in a circle, or max_hops=5 is too low."
+        f"Dispatchers forward it in a loop, or max_hops=5 is too low."
     )
     assert list(result.unpublished) == [TOPIC]
     assert not result.requires_retry()  # it would end there again

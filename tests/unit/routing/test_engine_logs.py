@@ -1,4 +1,4 @@
-"""MessageDispatchEngine: what it logs, at which level, with which keys, and to whom (20.6)."""
+"""MessageDispatchEngine: log events, their levels, fields and loggers."""
 
 from __future__ import annotations
 
@@ -297,6 +297,7 @@ async def test_an_adapter_of_a_standard_logger_is_one(caplog: pytest.LogCaptureF
     assert (record.name, getattr(record, "team", None)) == ("dispatch-engine", "shop")
 
 
+@pytest.mark.usefixtures("collected")
 async def test_a_logger_of_structlog_gets_the_keys() -> None:
     with capture_logs() as entries:
         engine = engine_of({"stock": nothing}, logger=structlog.get_logger())

@@ -1,4 +1,4 @@
-"""MessageRouter: the four kinds of messages are delivered, and answers find their way back."""
+"""MessageRouter: delivery of the four kinds of messages, and replies."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ async def test_a_request_that_nobody_answers_ends_in_time() -> None:
         await clock.advance(30)
 
     assert ended == [
-        "No answer to int to 'shop.orders' within 2 s.",
-        "No answer to int to 'shop.orders' within 30 s.",
+        "No reply to int to 'shop.orders' within 2 s.",
+        "No reply to int to 'shop.orders' within 30 s.",
     ]
     assert router.correlations.pending == 0
 

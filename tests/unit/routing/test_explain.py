@@ -1,4 +1,4 @@
-"""Explaining where a topic goes, as data, as text and on the command line."""
+"""Explain the routes of a topic: data, text and the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_explanation_has_the_matches_in_order_and_why() -> None:
             3,
             "letters",
             "the regular expression matches the whole topic.",
-            "priority 0 as the one before, and registered later (number 3, after 1).",
+            "the same priority 0, and registered later (number 3, after 1).",
         ),
         (
             4,
@@ -87,13 +87,13 @@ def test_the_text_is_for_people() -> None:
         "'shop.returns' matches 3 of 5 routes.\n"
         "1. shop.** -> audit\n"
         "     how:   shop = shop, ** = returns.\n"
-        "     place: first, with the highest priority (10).\n"
+        "     rank:  first, with the highest priority (10).\n"
         "2. re:shop.* -> letters\n"
         "     how:   the regular expression matches the whole topic.\n"
-        "     place: its priority 0 is below 10.\n"
+        "     rank:  its priority 0 is below 10.\n"
         "3. shop.returns -> returns\n"
         "     how:   the pattern is the topic itself.\n"
-        "     place: priority 0 as the one before, and registered later (number 5, after 3)."
+        "     rank:  the same priority 0, and registered later (number 5, after 3)."
     )
     assert str(PatternRouter().explain("a")) == "'a' matches 0 of 0 routes."
 
@@ -177,5 +177,5 @@ def test_it_runs_as_a_module_and_its_help_teaches() -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "1. shop.* -> orders" in done.stdout
-    for taught in ("one route a line", "re:", "Higher priority", "Case is ignored"):
+    for taught in ("one route per line", "re:", "Higher priority", "Case is ignored"):
         assert taught in help_text

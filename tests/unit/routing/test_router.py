@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from msgbus import ConfigurationError, InvalidTopicError
-from msgbus.messages.topics.cache import TopicCache
+from msgbus import ConfigurationError
+from msgbus.errors import InvalidTopicError
+from msgbus.messages.topics.cache import RecentCache
 from msgbus.routing import PatternRouter, Route, TopicPattern
 
 
@@ -249,7 +250,7 @@ def test_the_caches_are_bounded() -> None:
 
 
 def test_a_cache_keeps_what_is_in_use_through_a_flood() -> None:
-    cache: TopicCache[int] = TopicCache(20)
+    cache: RecentCache[str, int] = RecentCache(20)
     cache.put("used", 1)
 
     for number in range(1_000):

@@ -1,4 +1,4 @@
-"""Topics: the grammar, its errors, and the way to NATS and back."""
+"""Topic patterns: syntax, errors, and NATS subjects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from msgbus import ConfigurationError, InvalidTopicError
+from msgbus import ConfigurationError
+from msgbus.errors import InvalidTopicError
 from msgbus.messages.topics.pattern import PatternKind
 from msgbus.routing import TopicPattern, check_topic, from_nats, is_topic, nats_subjects, to_nats
 

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from msgbus import Event, JournalConflictError, Message
-from msgbus.journal import DeadLetter, Journal
-from msgbus.journal import operations as op
+from msgbus import Event, Message
+from msgbus.errors import JournalConflictError
+from msgbus.journal import DeadLetter, Journal, operations as op
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,

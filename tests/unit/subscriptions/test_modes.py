@@ -8,8 +8,8 @@ from functools import partial
 import anyio
 import pytest
 
-from msgbus import ConfigurationError, CursorError
-from msgbus.errors import BusStateError, SettleTimeoutError
+from msgbus import ConfigurationError
+from msgbus.errors import BusStateError, CursorError, SettleTimeoutError
 from msgbus.journal import AckLevel, Journal, Record
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, cast
 
-from msgbus.journal import Journal, MemoryJournal, Scheduled
-from msgbus.journal import operations as op
+from msgbus.journal import Journal, MemoryJournal, Scheduled, operations as op
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Mode, RetryTiers
 from msgbus.testing.conformance.journal import make_record

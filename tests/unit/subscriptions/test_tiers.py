@@ -29,7 +29,7 @@ def pauses(config: RetryConfig, chance: float) -> list[float]:
     retry = Retry(config, VirtualClock(), chance=lambda: chance)
     state = retry.begin()
     found: list[float] = []
-    while (pause := retry.judge(state, ValueError(), len(found) + 1, None).pause) is not None:
+    while (pause := retry.decide(state, ValueError(), len(found) + 1, None).delay) is not None:
         found.append(pause)
     return found
 

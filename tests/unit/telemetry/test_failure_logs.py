@@ -77,7 +77,7 @@ def shows_where(entry: Mapping[str, Any]) -> None:
     assert "in charge" in traceback
     assert "frame" in traceback
     assert "of msgbus" in traceback
-    assert "/msgbus/workers.py" not in traceback
+    assert "/msgbus/bus/lanes/worker.py" not in traceback
     assert lines[-1] == "  | ConnectionError: no route to https://bob:[redacted]@bank.example"
     assert "hunter2" not in traceback
 
@@ -209,7 +209,7 @@ async def test_attempts_that_are_repeated_are_warnings_and_only_the_last_is_an_e
         shows_where(entry)
 
 
-async def test_a_list_that_is_tried_again_is_a_warning_and_its_bad_event_an_error(
+async def test_a_list_that_is_retried_is_a_warning_and_its_bad_event_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bus = MessageBus()

@@ -73,7 +73,7 @@ async def test_the_counters_of_events_add_up_with_what_was_done() -> None:
     assert value(series, "events_filtered_total", handler="big", **placed) == 7
 
 
-async def test_events_that_were_rejected_dropped_or_given_up_are_counted() -> None:
+async def test_events_that_were_rejected_dropped_or_abandoned_are_counted() -> None:
     bus = MessageBus()
     slow, full = SlowHandler(), SlowHandler()
     drop = QueueConfig(max_size=1, strategy=BackpressureStrategy.DROP_OLDEST)

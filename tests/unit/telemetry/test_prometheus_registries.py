@@ -64,7 +64,7 @@ def test_registering_reads_nothing_from_the_bus() -> None:
     BusCollector(Unready(), registry=CollectorRegistry(auto_describe=True))
 
 
-def test_a_registry_in_the_place_of_a_bus_is_refused() -> None:
+def test_a_registry_instead_of_a_bus_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="registry=registry"):
         BusCollector(MessageBus(), CollectorRegistry())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
@@ -274,7 +274,7 @@ def test_a_budget_below_one_is_refused() -> None:
         BusCollector(MessageBus(), max_series=0)
 
 
-def test_a_scrape_from_another_thread_tries_again_where_counters_were_being_added() -> None:
+def test_a_scrape_from_another_thread_reads_again_while_counters_are_added() -> None:
     class Changing(Source):
         tries = 0
 

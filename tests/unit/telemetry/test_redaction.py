@@ -5,8 +5,7 @@ import sys
 import uuid
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from msgbus.telemetry.redaction import (
     redact,
@@ -63,5 +62,4 @@ def test_importing_the_bus_compiles_no_rules() -> None:
     ).stdout.split()
 
     assert "msgbus.telemetry.redaction" in loaded
-    for name in ("redaction_rules", "secret_values", "vendor_tokens", "personal_numbers"):
-        assert f"msgbus.telemetry.{name}" not in loaded
+    assert not [name for name in loaded if name.startswith("msgbus.telemetry.redaction.")]

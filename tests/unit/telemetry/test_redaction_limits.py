@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from msgbus.telemetry.redaction import (
     MARKER,

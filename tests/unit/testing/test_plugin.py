@@ -270,7 +270,7 @@ def test_the_fixtures_explain_themselves(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines_random(
         [
             "msgbus_clock*",
-            "*Time that stands still*",
+            "*Virtual clock*",
             "msgbus_bus*",
             "msgbus_recorder*",
             "msgbus_journal*",

@@ -8,13 +8,10 @@ import weakref
 import anyio
 import pytest
 
-from msgbus import (
-    Event,
-    InsideHandlerError,
-    MessageBus,
-)
+from msgbus import Event, MessageBus
+from msgbus.errors import InsideHandlerError
 from msgbus.testing import record
-from msgbus.testing.recording.observer import History
+from msgbus.testing.recording.observer import RecordingObserver
 from tests.fakes import OrderPlaced, SlowHandler, let_others_run
 from tests.unit.testing.shop import (
     ChargeCard,
@@ -147,7 +144,7 @@ async def test_a_block_that_raises_does_not_wait_for_handlers_at_work() -> None:
     assert not swallowed
     assert recorder.causation_tree().splitlines() == [
         "OrderPlaced: cancelled in slow",
-        "OrderPlaced: given up for slow",
+        "OrderPlaced: abandoned for slow",
     ]
 
 
@@ -206,4 +203,4 @@ async def test_after_the_block_only_the_recorder_holds_what_was_recorded() -> No
 
         assert of_recorder() is None
         assert of_message() is None
-        assert [one for one in gc.get_objects() if isinstance(one, History)] == []
+        assert [one for one in gc.get_objects() if isinstance(one, RecordingObserver)] == []

@@ -15,8 +15,8 @@ from msgbus import (
     PublishStatus,
     QueueConfig,
     TypeFilter,
-    WrongMessageTypeError,
 )
+from msgbus.errors import WrongMessageTypeError
 from msgbus.testing import VirtualClock, record
 from tests.fakes import OrderEvent, OrderPlaced, SlowHandler, let_others_run
 from tests.unit.testing.shop import (
@@ -149,7 +149,7 @@ async def test_a_delayed_event_that_was_taken_back_is_never_published(clock: Vir
 
     assert taken_back == (True, False)
     assert recorder.published() == []
-    assert recorder.causation_tree() == "OrderPlaced: cancelled before its time"
+    assert recorder.causation_tree() == "OrderPlaced: cancelled before it was due"
 
 
 async def test_a_delayed_event_that_the_bus_was_told_to_forget_is_never_published(
@@ -163,4 +163,4 @@ async def test_a_delayed_event_that_the_bus_was_told_to_forget_is_never_publishe
         await clock.advance(20)
 
     assert recorder.published() == []
-    assert recorder.causation_tree() == "OrderPlaced: cancelled before its time"
+    assert recorder.causation_tree() == "OrderPlaced: cancelled before it was due"

@@ -148,7 +148,7 @@ async def test_a_delayed_event_waits_for_its_time() -> None:
         await clock.advance(5)
         await recorder.settled()
 
-    assert before == "OrderPlaced: waiting for its time"
+    assert before == "OrderPlaced: not due yet"
     assert recorder.causation_tree() == "OrderPlaced: handled by ignore"
 
 
