@@ -32,7 +32,8 @@ def redacted_traceback(error: BaseException) -> str:
 
     Consecutive frames of msgbus are one line, such as `  ... 7 frames of msgbus`; only the frame
     that raised is always shown. Causes, contexts, notes and the members of exception groups are
-    included. Secrets and the inputs of validation errors are removed.
+    included. Secrets and the inputs of validation errors are removed. The part of a line that
+    raised is not marked.
 
     Args:
         error: The exception; its `__str__` may raise.
@@ -101,7 +102,9 @@ def _members(members: Sequence[BaseException], depth: int) -> Iterator[str]:
 
 
 def _frames(raised_at: TracebackType) -> Iterator[str]:
-    return _folded(traceback.extract_tb(raised_at))
+    # Without columns: to mark them Python 3.11 calls its parser, which a finalizer that logs a
+    # failure may have interrupted and would disturb.
+    return _folded(traceback.StackSummary.extract(traceback.walk_tb(raised_at)))
 
 
 def _folded(summary: traceback.StackSummary) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import json
 import re
 import traceback
@@ -48,6 +50,12 @@ def raised(error: Exception, cause: Exception | None = None) -> Exception:
         return caught
 
 
+def formatted_by_python(error: Exception) -> str:
+    """Format a traceback without the lines that mark a part of the source line."""
+    text = "".join(traceback.format_exception(error))
+    return re.sub(r"^ +[~^]+\n", "", text, flags=re.MULTILINE)
+
+
 # -- which frames ------------------------------------------------------------------------------
 
 
@@ -89,7 +97,7 @@ async def test_the_frame_that_raised_is_shown_even_if_it_is_one_of_msgbus() -> N
     assert len(frames) == 2
 
 
-def test_a_traceback_without_secrets_and_frames_of_msgbus_is_pythons_own() -> None:
+def test_a_traceback_without_secrets_and_frames_of_msgbus_is_pythons_own_but_for_markers() -> None:
     token = object()
 
     def reject(password: object) -> None:
@@ -98,9 +106,40 @@ def test_a_traceback_without_secrets_and_frames_of_msgbus_is_pythons_own() -> No
 
     error = raised_by(lambda: reject(password=token))
 
-    text = "".join(traceback.format_exception(error))
+    text = formatted_by_python(error)
     assert "password=token" in text
     assert redacted_traceback(error) == text
+
+
+def test_a_traceback_formatted_by_a_finalizer_does_not_disturb_the_parser() -> None:
+    # Python 3.11 parses a source line to mark the part that raised, and its parser cannot be
+    # entered again by a finalizer that the garbage collector runs in the middle of it.
+    class Failed:
+        def __init__(self, error: Exception) -> None:
+            self.error = error
+            self.cycle = self
+
+        def __del__(self) -> None:
+            texts.append(redacted_traceback(self.error))
+
+    texts: list[str] = []
+    error = raised_by(lambda: json.loads("{") or json.loads("}"))
+    source = "value = (1 + 2) * [3, 4][0]\n" * 2_000
+    thresholds = gc.get_threshold()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            Failed(error)
+        gc.set_threshold(100)
+        gc.enable()
+        tree = ast.parse(source)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.enable()
+
+    assert len(tree.body) == 2_000
+    assert len(texts) == 50
 
 
 def test_the_cause_and_the_context_of_an_error_are_in_its_traceback() -> None:
@@ -118,7 +157,8 @@ def test_the_cause_and_the_context_of_an_error_are_in_its_traceback() -> None:
 
     error = raised_by(context)
 
-    assert redacted_traceback(error) == "".join(traceback.format_exception(error)).replace(
+    text = formatted_by_python(error)
+    assert redacted_traceback(error) == text.replace(
         "json.decoder.JSONDecodeError", "JSONDecodeError"
     )
 
@@ -213,7 +253,7 @@ def test_a_traceback_that_cannot_be_formatted_is_the_message(
     def fail(_: Any) -> list[Any]:
         raise RuntimeError
 
-    monkeypatch.setattr(traceback, "extract_tb", fail)
+    monkeypatch.setattr(traceback, "walk_tb", fail)
 
     assert redacted_traceback(raised(ValueError("token=abc"))) == "ValueError: token=[redacted]\n"
 
