@@ -1,0 +1,313 @@
+"""The ports that an engine implements: `Log`, `Members`, `Deliveries` and `Rows`.
+
+No SQL and no file is known here. An engine needs an ordered log and compare-and-set.
+`Questions` (look-ups for people) and `Tables` (SQL of the user) are optional beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, Protocol, Self
+
+from msgbus._next.journal.operations import Operation
+from msgbus._next.journal.records import (
+    Appended,
+    Cursor,
+    Instance,
+    Letter,
+    Member,
+    Pending,
+    Promises,
+    Record,
+    Result,
+    Selection,
+    State,
+)
+
+
+class Scan(NamedTuple):
+    """A part of the log, as a subscription reads it."""
+
+    records: Sequence[Record | int]
+    """In order; an offset in place of a record that is damaged."""
+    upto: int
+    """The last offset that was looked at: nothing at or below it appears later."""
+
+
+class Claim(NamedTuple):
+    """A row that a member has claimed, with its message."""
+
+    row: Pending
+    record: Record
+
+
+class Due(NamedTuple):
+    """When a subscription has something to claim."""
+
+    time: float | None
+    """The earliest `due`, seconds since the epoch; `None` if no row waits."""
+    has_suspects: bool
+    """Whether a waiting row has to run alone."""
+
+
+class CommitParticipant(Protocol):
+    """A subscription as the journal sees it: its operations ride in every commit of its process.
+
+    `operations` and `committed` are called in turn, one pair per commit, never at the same time,
+    maybe on a thread of the journal: they must be quick, must not block and must not raise.
+    """
+
+    def operations(self, appended: Sequence[Claim], before: int) -> Sequence[Operation]:
+        """Return what to write with this commit.
+
+        They are applied as a group: if one is refused, all of them are left out, and the rest of
+        the commit goes on.
+
+        Args:
+            appended: What this commit has appended; an enqueued command comes with its row, an
+                event with a row of version 0.
+            before: The head before this commit.
+        """
+        ...
+
+    def committed(self, kept: bool) -> Callable[[], object] | None:
+        """Take note of the end of the commit.
+
+        Only now is anything handed out that the commit made the subscription's own. If not
+        `kept`, everything that `operations` took is to be taken back.
+
+        Returns:
+            What to call on the event loop before the callers of this commit go on.
+        """
+        ...
+
+
+class Log(Protocol):
+    """An append-only log, and the commit. Offsets begin at 1, grow, and are never used again."""
+
+    @property
+    def promises(self) -> Promises:
+        """What a commit has reached when it returns."""
+        ...
+
+    async def commit(
+        self, operations: Sequence[Operation], member: Member | None = None
+    ) -> list[Appended]:
+        """Apply all of this or nothing; return the results of the `Append`s, in order.
+
+        A call that is cancelled while it waits may still be written: the id of a message makes
+        its repetition harmless.
+
+        Args:
+            operations: What to do.
+            member: Refuse it if this member was ended.
+
+        Raises:
+            StaleError: A guard fails, or `member` was ended. Nothing is written.
+            JournalError: It cannot be written. Nothing is written.
+        """
+        ...
+
+    async def read(
+        self,
+        after: int,
+        limit: int,
+        selection: Selection,
+        partitions: Collection[int] | None = None,
+    ) -> Scan:
+        """Read at most `limit` records behind the offset `after`, of these partitions or of all."""
+        ...
+
+    async def head(self) -> int:
+        """Return the highest offset ever given; 0 if there was none."""
+        ...
+
+    async def changed(self, since: int, timeout: float | None = None) -> int:
+        """Return a number that grows with commits of any process, once it is not `since`.
+
+        It may return early or without a change. The first call is with -1 and returns at once.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish what was begun and release everything; may be called again."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Return the journal itself."""
+        ...
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close it."""
+        ...
+
+
+class Members(Protocol):
+    """Which processes are at work, and which of them owns which partition."""
+
+    async def join(
+        self,
+        process: str,
+        serves: Mapping[str, str],
+        *,
+        every: float | None = None,
+        on_lost: Callable[[], object] | None = None,
+    ) -> Member:
+        """Become a member.
+
+        Args:
+            process: Identity of the process.
+            serves: Names of its subscriptions, with the text of their selection.
+            every: Seconds between renewals, which do not depend on the event loop; `None` to
+                call `renew` instead.
+            on_lost: Called on the event loop, once, when a commit or a renewal finds that the
+                member was ended by others.
+        """
+        ...
+
+    async def renew(self, member: Member) -> Member:
+        """Show that the member is alive, and write what it serves now.
+
+        Raises:
+            StaleError: It was ended.
+        """
+        ...
+
+    async def members(self) -> list[Member]:
+        """Return all members, by id."""
+        ...
+
+    async def end(self, member: Member) -> bool:
+        """Delete a member that was not renewed since it was read; tell whether it was there.
+
+        Its partitions have no owner then; the rows it had claimed wait again, to run alone,
+        with no attempt counted.
+        """
+        ...
+
+    async def open(self, name: str, selection: Selection, start: int) -> list[Cursor]:
+        """Return the cursors of a subscription, made behind the offset `start` if it is new.
+
+        A selection of another text replaces the stored one only if no member serves that any
+        more; otherwise the cursors come with the stored text, and the caller has to stand by.
+
+        Raises:
+            ConfigurationError: It has another number of partitions.
+            CursorError: A cursor is damaged.
+        """
+        ...
+
+    async def cursors(self, name: str | None = None) -> list[Cursor]:
+        """Return the cursors of one subscription, or of all, by name and partition."""
+        ...
+
+    async def acquire(
+        self, member: Member, name: str, partition: int, selection: Selection
+    ) -> Cursor | None:
+        """Take a partition that has no owner, under a new epoch; `None` if it has one.
+
+        What lies between `acked` and `fetched` gets rows that run alone: the first of each key
+        waiting, the others parked behind it. Then `acked` is `fetched`.
+
+        Raises:
+            StaleError: The member was ended.
+        """
+        ...
+
+
+class Deliveries(Protocol):
+    """How a subscription gets its messages, beside `Log.read`."""
+
+    def attach(self, participants: Sequence[CommitParticipant], member: Member | None) -> None:
+        """Let these, and no others, ride in every commit made through this journal object.
+
+        They are left out once the member was ended. Called on the event loop.
+        """
+        ...
+
+    async def claim(
+        self,
+        member: Member,
+        name: str,
+        limit: int,
+        now: float,
+        *,
+        selection: Selection | None = None,
+        partitions: Collection[int] | None = None,
+        alone: bool = False,
+    ) -> list[Claim]:
+        """Claim rows that are due; no row goes to two members.
+
+        Args:
+            member: The claimer.
+            name: The subscription or queue.
+            limit: At most so many.
+            now: Seconds since the epoch.
+            selection: Also claim messages beyond the cursor of the subscription (`Order.NONE`).
+            partitions: Only rows of these.
+            alone: Only rows that run alone; their attempt is counted now, before it begins.
+
+        Raises:
+            StaleError: The member was ended.
+        """
+        ...
+
+
+class Rows(Protocol):
+    """Pending rows, their letters, results of commands, and instances."""
+
+    async def find(
+        self,
+        name: str | None,
+        states: Collection[State],
+        *,
+        key: str | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> list[Pending]:
+        """Return rows of a subscription (`None`: of all), by offset, beyond the offset `after`."""
+        ...
+
+    async def count(self, name: str | None = None) -> dict[State, int]:
+        """Count the rows of a subscription, or of all, by state; absent states are left out."""
+        ...
+
+    async def blocked_keys(self, name: str, partition: int, selection: Selection) -> set[str]:
+        """Return the keys of a partition whose later messages have to be parked."""
+        ...
+
+    async def next_due(self, name: str, partitions: Collection[int] | None = None) -> Due:
+        """Return when the next row is due."""
+        ...
+
+    async def due(self, name: str, now: float, limit: int = 100) -> list[Pending]:
+        """Return waiting rows whose time has come, the longest overdue first; claims nothing."""
+        ...
+
+    async def row(self, name: str, offset: int) -> Pending | None:
+        """Return one row."""
+        ...
+
+    async def record(self, row: Pending) -> Record | None:
+        """Return the message of a row; it is there as long as the row, whatever was trimmed."""
+        ...
+
+    async def letter(self, row: Pending) -> Letter | None:
+        """Return the letter of a dead row."""
+        ...
+
+    async def result(self, message_id: str) -> Result | None:
+        """Return the result of an enqueued command."""
+        ...
+
+    async def instance(self, name: str, key: str) -> Instance | None:
+        """Return one instance."""
+        ...
+
+    async def due_instances(self, now: float, limit: int = 100) -> list[Instance]:
+        """Return instances whose `wake` has come, the longest overdue first."""
+        ...
+
+
+class Journal(Log, Members, Deliveries, Rows, Protocol):
+    """A log of messages, its members, and what each subscription has done with them."""
