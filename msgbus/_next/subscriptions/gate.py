@@ -1,0 +1,59 @@
+"""`Gate`: lets one delivery run with nothing beside it in its process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, final
+
+import anyio
+
+if TYPE_CHECKING:
+    from msgbus.runtime.clock import Clock
+
+
+@final
+class Gate:
+    """Counts running deliveries; one that must run alone waits for them and keeps others out."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.running = 0
+        self.is_closed = False
+        self._changed = anyio.Event()
+
+    async def opened(self) -> None:
+        """Wait while a delivery runs alone."""
+        while self.is_closed:
+            await self._changed.wait()
+
+    def leave(self) -> None:
+        """Take note that a delivery has ended."""
+        self.running -= 1
+        if self.is_closed:
+            self._notify()
+
+    async def close(self, timeout: float | None) -> bool:
+        """Keep others out and wait for those that run; false if they took longer.
+
+        It is open again then.
+        """
+        await self.opened()
+        self.is_closed = True
+        try:
+            with self._clock.cancel_after(float("inf") if timeout is None else timeout):
+                while self.running:
+                    await self._changed.wait()
+                return True
+        except BaseException:
+            self.open()
+            raise
+        self.open()
+        return False
+
+    def open(self) -> None:
+        """Let others run again."""
+        self.is_closed = False
+        self._notify()
+
+    def _notify(self) -> None:
+        changed, self._changed = self._changed, anyio.Event()
+        changed.set()

@@ -1,0 +1,88 @@
+"""`InFlight`: one message that was handed out, with what fences everything it writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
+
+from msgbus._next.journal.operations import Drop, Fence, Operation, Put
+from msgbus._next.journal.records import Member, Pending, Record, State
+
+if TYPE_CHECKING:
+    from msgbus._next.subscriptions.partition import Partition
+    from msgbus.runtime.event_loop import Task
+
+
+@final
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """One message of one subscription, from its hand-out until it has ended."""
+
+    subscription: str
+    record: Record
+    attempt: int
+    """Number of the attempt that is running or comes next, from 1."""
+    key: str | None
+    """The key within which it keeps its order."""
+    member: Member
+    partition: Partition | None = None
+    """Its partition, unless it was claimed."""
+    row: Pending | None = None
+    """Its row, if it has one; claimed by this process."""
+    received: float = 0.0
+    """Seconds since the epoch when it was handed out."""
+    is_ended: bool = False
+    is_lost: bool = False
+    """Another process has it now: whatever it still writes is refused."""
+    worker: Task | None = field(default=None, repr=False)
+    """The task that runs its handler."""
+
+    @property
+    def offset(self) -> int:
+        """Offset of its message."""
+        return self.record.offset if self.row is None else self.row.offset
+
+    def fence(self) -> Fence:
+        """Return the operation that refuses a commit once another process has the message."""
+        if self.row is not None:
+            return Fence(self.subscription, self.row.offset, version=self.row.version)
+        assert self.partition is not None  # noqa: S101 (it has a row or a partition)
+        cursor = self.partition.cursor
+        return Fence(self.subscription, self.offset, cursor.partition, cursor.epoch)
+
+    def acknowledgement(self, time: float) -> list[Operation]:
+        """Return the operations that acknowledge it at once, in a commit of the caller."""
+        if self.row is not None:
+            return [Drop(self.row)]
+        return [self.fence(), Put(self.as_row(State.DONE, time=time)._replace(key=None))]
+
+    def as_row(
+        self,
+        state: State,
+        *,
+        time: float,
+        due: float | None = None,
+        attempt: int | None = None,
+        error: str | None = None,
+    ) -> Pending:
+        """Return its row in another state; a new one if it has none."""
+        attempt = self.attempt if attempt is None else attempt
+        if self.row is not None:
+            return self.row.moved(
+                state, time=time, due=due, attempt=attempt, error=error, alone=False
+            )
+        number = 0 if self.partition is None else self.partition.cursor.partition
+        return Pending(
+            self.subscription,
+            self.offset,
+            number,
+            self.key,
+            state,
+            attempt,
+            due,
+            None,
+            1,
+            False,
+            error,
+            time,
+        )

@@ -1,0 +1,59 @@
+"""`Partition`: one partition of a subscription that this process owns."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, final
+
+from msgbus._next.journal.records import Cursor
+
+if TYPE_CHECKING:
+    from msgbus._next.subscriptions.in_flight import InFlight
+
+
+@final
+class Partition:
+    """What is known of a partition as long as it is owned."""
+
+    def __init__(self, cursor: Cursor, blocked: set[str]) -> None:
+        self.cursor = cursor
+        """As it was last written."""
+        self.position = cursor.fetched
+        """Messages up to here were looked at; those of a commit in progress are included."""
+        self.looked = cursor.fetched
+        """Messages up to here were looked at and, where they are taken, handed out."""
+        self.acked = cursor.acked
+        """Messages up to here have ended."""
+        self.order: deque[InFlight] = deque()
+        """Those that were handed out from the log, in order, from the oldest open one on."""
+        self.blocked = blocked
+        """Keys with rows that later messages have to wait for."""
+        self.rows = 0
+        """Claimed rows of this partition that are in flight."""
+        self.is_reading = False
+        """A page is being read, so nothing may be handed out of turn."""
+        self.is_leaving = False
+        """It is to be given up once nothing of it is in flight."""
+
+    @property
+    def number(self) -> int:
+        """Number of the partition."""
+        return self.cursor.partition
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may be handed out: it stays, and its order is not blocked as a whole."""
+        return not self.is_leaving and not self.is_reading and "" not in self.blocked
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing of it is in flight or being read."""
+        return not self.order and not self.rows and not self.is_reading
+
+    def advance(self) -> None:
+        """Move `acked` over what has ended, up to the first that has not."""
+        order = self.order
+        while order and order[0].is_ended:
+            self.acked = order.popleft().offset
+        if not order:
+            self.acked = max(self.acked, self.looked)

@@ -1,0 +1,170 @@
+"""`SharedState`: messages that any process may claim; also the queues of enqueued commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+from msgbus._next.journal import rows
+from msgbus._next.journal.operations import Operation, Pass, Put
+from msgbus._next.journal.ports import Claim
+from msgbus._next.journal.records import Cursor, Member
+from msgbus._next.subscriptions.in_flight import InFlight
+from msgbus._next.subscriptions.state import LEAST, SubscriptionState
+
+if TYPE_CHECKING:
+    from msgbus._next.journal.records import Pending, Record
+
+
+@final
+class SharedState(SubscriptionState):
+    """The state of a SHARED subscription, or of a queue of commands.
+
+    Args:
+        is_queue: Rows are made by `Append`, so nothing is read from the log.
+    """
+
+    def __init__(self, *args: Any, is_queue: bool = False, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.is_queue = is_queue
+        self.others = 0
+        """Other processes that serve the subscription."""
+        self._claimed: list[Claim] = []
+        self.feed = SharedFeed(self)
+
+    def begin(self, member: Member) -> None:
+        """Start anew as this member."""
+        with self.lock:
+            super().begin(member)
+            self.feed.forget()
+
+    def set_others(self, others: int) -> None:
+        """Take note of how many other processes share the work.
+
+        When the first of them comes, it gets what has not begun here.
+        """
+        with self.lock:
+            if others and not self.others:
+                self._least = self._most = self.max_in_flight
+                back = [self.ready.pop() for _ in range(len(self.ready) - self.max_in_flight)]
+                self.give_back(back)
+            elif not others and self.others:
+                self._least = max(self.max_in_flight, LEAST)
+            self.others = others
+
+    def admit_claims(self, claims: Sequence[Claim], *, alone: bool = False) -> list[InFlight]:
+        """Hand out rows that were claimed."""
+        with self.lock:
+            return [self._admit(row, record, alone=alone) for row, record in claims]
+
+    def _admit(self, row: Pending, record: Record, *, alone: bool = False) -> InFlight:
+        assert self.member is not None  # noqa: S101 (only a member claims)
+        attempt = row.attempt if alone else row.attempt + 1
+        one = InFlight(self.name, record, attempt, None, self.member, None, row)
+        if alone:
+            self.in_flight.add(one)
+        else:
+            self.admit(one)
+        return one
+
+    def _end(self, one: InFlight) -> None:
+        one.is_ended = True
+
+    def _guard(self, one: InFlight) -> list[Operation]:
+        assert one.row is not None  # noqa: S101 (all that it has is claimed)
+        return []
+
+    # -- commits ---------------------------------------------------------------------------------
+
+    def _own_operations(self, appended: Sequence[Claim], before: int) -> list[Operation]:
+        """Claim commands of this queue that the commit appends, as far as there is room."""
+        del before
+        self._claimed = []
+        if not self.is_queue or self.member is None or self.others:
+            return []
+        room, now = self.room(), self.clock.time()
+        for row, record in appended:
+            if len(self._claimed) >= room:
+                break
+            if row.subscription == self.name and row.due is not None and row.due <= now:
+                claimed = rows.claimed(row, self.member, now, alone=False)
+                self._claimed.append(Claim(claimed, record))
+        return [Put(claim.row) for claim in self._claimed]
+
+    def _kept(self) -> bool:
+        claimed, self._claimed = self._claimed, []
+        for row, record in claimed:
+            self._admit(row, record)
+        return bool(claimed)
+
+    def _refused(self) -> None:
+        self._claimed = []
+
+
+@final
+class SharedFeed:
+    """Claims what a commit appends for a subscription that has claimed all before it.
+
+    A participant of its own: when another process was faster, only the feed is refused.
+    """
+
+    def __init__(self, state: SharedState) -> None:
+        self._state = state
+        self._cursor: Cursor | None = None
+        """As it is stored, as far as this process knows."""
+        self._looked = 0
+        """Nothing up to here is left to claim."""
+        self._feeding: tuple[list[Claim], Cursor, int] | None = None
+
+    def forget(self) -> None:
+        """Feed nothing before the cursor is known again."""
+        self._cursor = None
+
+    def know(self, cursor: Cursor, looked: int) -> None:
+        """Take note of the stored cursor, and that nothing up to `looked` is left to claim."""
+        with self._state.lock:
+            self._cursor, self._looked = cursor, looked
+
+    @property
+    def looked(self) -> int:
+        """The offset up to which nothing is left to claim; 0 if that is not known."""
+        return 0 if self._cursor is None else self._looked
+
+    def operations(self, appended: Sequence[Claim], before: int) -> Sequence[Operation]:
+        """Return what claims the appended messages; see `CommitParticipant`."""
+        state = self._state
+        with state.lock:
+            self._feeding = None
+            cursor, member = self._cursor, state.member
+            if cursor is None or member is None or not appended or self._looked != before:
+                return ()
+            selection, now = state.selection, state.clock.time()
+            records = [one.record for one in appended if selection.takes(one.record)]
+            taken = records[: max(state.room(), 0)]
+            if not records:
+                self._feeding = ([], cursor, appended[-1].record.offset)
+                return ()
+            if not taken or state.others:
+                return ()
+            upto = appended[-1].record.offset if len(taken) == len(records) else taken[-1].offset
+            claims = [
+                Claim(rows.newly_claimed(state.name, record, member, now), record)
+                for record in taken
+            ]
+            moved = Pass(cursor, upto, upto)
+            self._feeding = (claims, moved.after, upto)
+            return [*(Put(claim.row) for claim in claims), moved]
+
+    def committed(self, kept: bool) -> Callable[[], object] | None:
+        """Hand out what was claimed; see `CommitParticipant`."""
+        state = self._state
+        with state.lock:
+            feeding, self._feeding = self._feeding, None
+            if not kept:
+                self._cursor = None
+                return state.on_rows
+            if feeding is None:
+                return None
+            claims, self._cursor, self._looked = feeding
+            state.admit_claims(claims)
+            return state.on_ready if claims else None

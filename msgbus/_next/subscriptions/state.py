@@ -1,0 +1,347 @@
+"""`SubscriptionState`: what a subscription has in flight, and what it has to write.
+
+All modes share it. It does no I/O: the journal asks it for operations in every commit, the loop
+tells it how deliveries ended. Both may be on different threads, so every step takes its lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgbus._next.journal.operations import Drop, Note, Operation, Put, Reply
+from msgbus._next.journal.records import (
+    DeliveryRecord,
+    Letter,
+    Member,
+    Order,
+    Selection,
+    State,
+)
+from msgbus._next.subscriptions.in_flight import InFlight
+
+if TYPE_CHECKING:
+    from msgbus._next.journal.ports import Claim
+    from msgbus.runtime.clock import Clock
+
+PACE: Final = 0.05
+"""Seconds of work that are handed out ahead, once the pace is known."""
+
+LEAST: Final = 64
+"""Messages that are handed out ahead at least, where no other process waits for them."""
+
+
+@dataclass(slots=True)
+class DeliveryCounts:
+    """What happened since the start; only grows."""
+
+    delivered: int = 0
+    """Attempts that were begun."""
+    acked: int = 0
+    failed: int = 0
+    retried: int = 0
+    dead_lettered: int = 0
+    parked: int = 0
+    stale: int = 0
+    """Acknowledgements that were refused, as another process had the message."""
+
+
+class Settlement(NamedTuple):
+    """Deliveries that end with the next commit, and what it has to write for them."""
+
+    ended: Sequence[InFlight]
+    operations: Sequence[Operation]
+
+
+class SubscriptionState(ABC):
+    """Base of the states of all modes.
+
+    Args:
+        name: Name of the subscription.
+        selection: Which messages it takes.
+        clock: Time.
+        max_in_flight: Deliveries that may run at the same time.
+        buffer: Messages that are handed out at most.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        selection: Selection,
+        clock: Clock,
+        *,
+        max_in_flight: int = 1,
+        buffer: int = 1000,
+    ) -> None:
+        self.name = name
+        self.selection = selection
+        self.clock = clock
+        self.max_in_flight = max_in_flight
+        self.counts = DeliveryCounts()
+        self.member: Member | None = None
+        self.head = 0
+        """The head of the log, as last seen."""
+        self.on_ready: Callable[[], object] = lambda: None
+        """Called on the event loop when deliveries can begin."""
+        self.on_rows: Callable[[], object] = lambda: None
+        """Called on the event loop when rows may be due, or something was refused."""
+        self.is_draining = False
+        self.is_refused = False
+        """What rode in a commit was refused: ownership has to be read again."""
+        self.lock = threading.RLock()
+        self.ready: deque[InFlight] = deque()
+        self.in_flight: set[InFlight] = set()
+        """Deliveries that were handed out and have not ended."""
+        self._running: dict[str, int] = {}
+        self._behind: dict[str, deque[InFlight]] = {}
+        self._notes: list[DeliveryRecord] = []
+        self._settled: list[Settlement] = []
+        self._writing: tuple[list[DeliveryRecord], list[Settlement]] = ([], [])
+        self._buffer = buffer
+        self._least = max(max_in_flight, LEAST)
+        self._pace = (clock.now(), 0)
+        self._most = buffer
+
+    # -- membership ------------------------------------------------------------------------------
+
+    def begin(self, member: Member) -> None:
+        """Start anew as this member; nothing of an earlier membership is left."""
+        with self.lock:
+            self.member = member
+            self.ready.clear()
+            self.in_flight.clear()
+            self._running.clear()
+            self._behind.clear()
+            self._settled.clear()
+            self._most = self._least
+            self.is_refused = False
+
+    def room(self) -> int:
+        """Return how many more to hand out: about what is handled in `PACE` seconds.
+
+        So little is in doubt when this process ends, and the rest is left to other processes.
+        """
+        since, acked = self._pace
+        now, count = self.clock.now(), self.counts.acked
+        handled = count - acked
+        if handled and (now - since >= PACE or handled >= self._most // 2):
+            pace = int(handled / max(now - since, 0.001) * PACE)
+            self._most = min(max(self._least, pace), self._buffer)
+            self._pace = (now, count)
+        return 0 if self.is_draining or self.member is None else self._most - len(self.in_flight)
+
+    @property
+    def has_low_stock(self) -> bool:
+        """Whether it is time to read or claim more."""
+        return self.room() * 2 >= self._most
+
+    # -- handing out -----------------------------------------------------------------------------
+
+    def admit(self, one: InFlight) -> None:
+        """Hand out a delivery, behind those of its key that are not done."""
+        self.in_flight.add(one)
+        one.received = self.clock.time()
+        key = one.key
+        if key is None:
+            self.ready.append(one)
+            return
+        limit = self.max_in_flight if self.selection.order is Order.LOG else 1
+        running = self._running.get(key, 0)
+        if running < limit:
+            self._running[key] = running + 1
+            self.ready.append(one)
+        else:
+            self._behind.setdefault(key, deque()).append(one)
+
+    def _release(self, one: InFlight) -> None:
+        """End a delivery: the next of its key may begin."""
+        self.in_flight.discard(one)
+        key = one.key
+        if key is None or key not in self._running:
+            return
+        behind = self._behind.get(key)
+        if behind:
+            self.ready.append(behind.popleft())
+            return
+        self._behind.pop(key, None)
+        running = self._running.get(key, 0) - 1
+        if running > 0:
+            self._running[key] = running
+        else:
+            self._running.pop(key, None)
+
+    @abstractmethod
+    def admit_claims(self, claims: Sequence[Claim], *, alone: bool = False) -> list[InFlight]:
+        """Hand out rows that were claimed; those that run alone are the caller's to run."""
+
+    def abandon(self, several: Iterable[InFlight]) -> list[InFlight]:
+        """Give up deliveries that others have now; return those whose handler is running."""
+        with self.lock:
+            running: list[InFlight] = []
+            for one in several:
+                one.is_lost = one.is_ended = True
+                if one in self.ready:
+                    self.ready.remove(one)
+                elif one.key in self._behind and one in self._behind[one.key]:
+                    self._behind[one.key].remove(one)
+                    self.in_flight.discard(one)
+                    continue
+                else:
+                    running.append(one)
+                self._release(one)
+            return running
+
+    # -- how deliveries end ----------------------------------------------------------------------
+
+    def note(self, delivery: DeliveryRecord) -> None:
+        """Record a delivery with the next commit."""
+        with self.lock:
+            self._notes.append(delivery)
+
+    def acknowledge(self, one: InFlight, reply: Reply | None = None) -> None:
+        """End a delivery that was handled; a row goes with the next commit."""
+        with self.lock:
+            if one.is_lost:
+                self.counts.stale += 1
+                return
+            self.counts.acked += 1
+            operations: list[Operation] = [] if one.row is None else [Drop(one.row)]
+            if reply is not None:
+                operations.append(reply)
+            if operations:
+                self._settled.append(Settlement((one,), operations))
+            self._end(one)
+            self._release(one)
+
+    def acknowledged_in_commit(self, one: InFlight) -> None:
+        """End a delivery that a commit of the handler itself has acknowledged."""
+        with self.lock:
+            self.counts.acked += 1
+            self._end(one)
+            self._release(one)
+
+    def set_aside(
+        self,
+        one: InFlight,
+        state: State,
+        *,
+        due: float | None = None,
+        error: str | None = None,
+        letter: Letter | None = None,
+        reply: Reply | None = None,
+    ) -> None:
+        """Give a message a row of its own: to wait for a retry, or as a dead letter.
+
+        Those of its key that were handed out, and have not begun, are parked behind it if the
+        row holds its key back. All of them end when it is written.
+        """
+        with self.lock:
+            if one.is_lost:
+                self.counts.stale += 1
+                return
+            time = self.clock.time()
+            holds = one.key is not None and self.selection.blocks(state)
+            row = one.as_row(state, time=time, due=due, error=error)
+            operations: list[Operation] = [*self._guard(one), Put(row, letter, promote=not holds)]
+            if reply is not None:
+                operations.append(reply)
+            ended = [one]
+            if holds:
+                behind = self._hold_back(one)
+                operations += [
+                    Put(other.as_row(State.PARKED, time=time, attempt=other.attempt - 1))
+                    for other in behind
+                ]
+                ended += behind
+                self.counts.parked += len(behind)
+            self._settled.append(Settlement(ended, operations))
+
+    @abstractmethod
+    def _guard(self, one: InFlight) -> list[Operation]:
+        """Return what has to hold before a message gets its first row."""
+
+    def _hold_back(self, one: InFlight) -> list[InFlight]:
+        """Take back those behind a delivery that holds its key."""
+        assert one.key is not None  # noqa: S101 (only a key can be held back)
+        return list(self._behind.pop(one.key, ()))
+
+    def give_back(self, several: Iterable[InFlight]) -> None:
+        """Let other processes have claims that have not begun."""
+        with self.lock:
+            time = self.clock.time()
+            for one in several:
+                row = one.as_row(State.WAITING, time=time, due=0.0, attempt=one.attempt - 1)
+                self._settled.append(Settlement((one,), (Put(row),)))
+
+    @abstractmethod
+    def _end(self, one: InFlight) -> None:
+        """Take note that a delivery has ended."""
+
+    def take_settled(self) -> list[Settlement]:
+        """Take what waits to be written, to find out which of it still holds."""
+        with self.lock:
+            settled, self._settled = self._settled, []
+            return settled
+
+    def settle_again(self, settled: list[Settlement]) -> None:
+        """Write these with the next commit, before all others."""
+        with self.lock:
+            self._settled[:0] = settled
+
+    # -- commits ---------------------------------------------------------------------------------
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._notes or self._settled)
+
+    def operations(self, appended: Sequence[Claim], before: int) -> Sequence[Operation]:
+        """Return what to write with this commit; see `CommitParticipant`."""
+        with self.lock:
+            if appended:
+                self.head = max(self.head, appended[-1].record.offset)
+            notes, settled = self._writing = (self._notes, self._settled)
+            self._notes, self._settled = [], []
+            operations: list[Operation] = [Note(delivery) for delivery in notes]
+            for settlement in settled:
+                operations += settlement.operations
+            operations += self._own_operations(appended, before)
+            return operations
+
+    def committed(self, kept: bool) -> Callable[[], object] | None:
+        """Take note of the end of a commit; see `CommitParticipant`."""
+        with self.lock:
+            notes, settled = self._writing
+            self._writing = ([], [])
+            if not kept:
+                self._notes[:0] = notes
+                self._settled[:0] = settled
+                self.is_refused = True
+                self._refused()
+                return self.on_rows
+            for settlement in settled:
+                self._written(settlement)
+            is_fed = self._kept()
+            return self.on_rows if settled else self.on_ready if is_fed else None
+
+    def _written(self, settlement: Settlement) -> None:
+        for one in settlement.ended:
+            if not one.is_ended:
+                self._end(one)
+                self._release(one)
+
+    @abstractmethod
+    def _own_operations(self, appended: Sequence[Claim], before: int) -> list[Operation]:
+        """Return what the mode writes beside settlements and history."""
+
+    @abstractmethod
+    def _kept(self) -> bool:
+        """Hand out what the commit made its own; return whether that is anything."""
+
+    @abstractmethod
+    def _refused(self) -> None:
+        """Take back what `_own_operations` has taken."""
