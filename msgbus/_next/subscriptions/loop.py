@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
@@ -359,8 +359,7 @@ class SubscriptionLoop(ABC, Generic[S]):
             if await self._holds(settlement):
                 held.append(settlement)
             else:
-                self.state.counts.stale += 1
-                self.state.abandon(one for one in settlement.ended if not one.is_ended)
+                self.state.forget(settlement)
         self.state.settle_again(held)
 
     async def _holds(self, settlement: Settlement) -> bool:
@@ -449,11 +448,16 @@ class PartitionedLoop(SubscriptionLoop[PartitionedState]):
             if one.worker is not None:
                 one.worker.cancel()
 
-    async def balance(self, members: int) -> None:
-        """Own a fair part of the partitions: give up what is too much, take what is free."""
+    async def balance(self, members: Sequence[int]) -> None:
+        """Own a fair part of the partitions: give up what is too much, take what is free.
+
+        Args:
+            members: Ids of those who serve the subscription, this one among them.
+        """
         state, name = self.state, self.name
         cursors = await self.journal.cursors(name)
-        most = -(-state.selection.partitions // max(members, 1))
+        least, rest = divmod(state.selection.partitions, len(members))
+        most = least + (sorted(members).index(self.member.id) < rest)
         mine = [one for one in state.owned.values() if not one.is_leaving]
         for partition in mine[most:]:
             partition.is_leaving = True

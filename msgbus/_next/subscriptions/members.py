@@ -173,7 +173,8 @@ class Membership:
         for loop in self._loops:
             if loop.is_standby:
                 continue
-            loop.begin(self._runtime, member)
+            if loop.state.member is None:
+                loop.begin(self._runtime, member)
             participants.append(loop.state)
             if isinstance(loop, SharedLoop) and not loop.state.is_queue:
                 participants.append(loop.state.feed)
@@ -215,15 +216,18 @@ class Membership:
         """End members that are gone or silent, then share the partitions."""
         members = await self.journal.members()
         ended = [member for member in members if await self._ended(member)]
+        if self.member is not None and any(loop.is_standby for loop in self._loops):
+            await self._open()
+            self._begin(self.member)
         alive = [member for member in members if member not in ended]
         for loop in self._loops:
             if loop.state.member is None:
                 continue
-            serving = sum(loop.name in member.serves for member in alive)
+            serving = [member.id for member in alive if loop.name in member.serves]
             if isinstance(loop, PartitionedLoop):
                 await loop.balance(serving)
             elif isinstance(loop, SharedLoop):
-                loop.state.set_others(serving - 1)
+                loop.state.set_others(len(serving) - 1)
             if ended:
                 loop.look()
 

@@ -61,8 +61,8 @@ class PartitionedState(SubscriptionState):
             super().begin(member)
             self.owned = {}
             self.unchecked.clear()
-            self._done.clear()
-            self._pages.clear()
+            self._done = []
+            self._pages = []
 
     # -- partitions ------------------------------------------------------------------------------
 
@@ -139,10 +139,24 @@ class PartitionedState(SubscriptionState):
             return
         if one.row is not None:
             partition.rows -= 1
-            if one.key is not None:
-                self.unchecked.add(one.key)
         else:
             partition.advance()
+
+    def _written(self, settlement: Settlement) -> None:
+        super()._written(settlement)
+        self._check_later(*settlement.ended)
+
+    def forget(self, settlement: Settlement) -> None:
+        """Drop a settlement that was refused."""
+        with self.lock:
+            super().forget(settlement)
+            self._check_later(*settlement.ended)
+
+    def _check_later(self, *several: InFlight) -> None:
+        """Find out whether their keys have rows left, now that theirs have changed."""
+        self.unchecked.update(
+            one.key for one in several if one.row is not None and one.key is not None
+        )
 
     def acknowledged_in_commit(self, one: InFlight) -> None:
         """End a delivery that a commit of the handler itself has acknowledged."""
@@ -151,6 +165,7 @@ class PartitionedState(SubscriptionState):
                 row = one.as_row(State.DONE, time=self.clock.time())._replace(key=None)
                 self._done.append(row)
             super().acknowledged_in_commit(one)
+            self._check_later(one)
 
     def _guard(self, one: InFlight) -> list[Operation]:
         return [] if one.row is not None or self._at_most_once else [one.fence()]

@@ -118,7 +118,7 @@ class SharedFeed:
 
     def forget(self) -> None:
         """Feed nothing before the cursor is known again."""
-        self._cursor = None
+        self._cursor = self._feeding = None
 
     def know(self, cursor: Cursor, looked: int) -> None:
         """Take note of the stored cursor, and that nothing up to `looked` is left to claim."""

@@ -116,7 +116,10 @@ class SubscriptionState(ABC):
             self.in_flight.clear()
             self._running.clear()
             self._behind.clear()
-            self._settled.clear()
+            self._settled = []
+            # A commit may be on its way in which this took part: it hands out nothing more.
+            self._writing = ([], [])
+            self._refused()
             self._most = self._least
             self.is_refused = False
 
@@ -128,9 +131,9 @@ class SubscriptionState(ABC):
         since, acked = self._pace
         now, count = self.clock.now(), self.counts.acked
         handled = count - acked
-        if handled and (now - since >= PACE or handled >= self._most // 2):
+        if handled and (now - since >= PACE or handled >= self._most):
             pace = int(handled / max(now - since, 0.001) * PACE)
-            self._most = min(max(self._least, pace), self._buffer)
+            self._most = min(max(self._least, pace), self._most * 2, self._buffer)
             self._pace = (now, count)
         return 0 if self.is_draining or self.member is None else self._most - len(self.in_flight)
 
@@ -286,6 +289,12 @@ class SubscriptionState(ABC):
         with self.lock:
             settled, self._settled = self._settled, []
             return settled
+
+    def forget(self, settlement: Settlement) -> None:
+        """Drop a settlement that was refused: others have dealt with its messages."""
+        with self.lock:
+            self.counts.stale += 1
+            self.abandon([one for one in settlement.ended if not one.is_ended])
 
     def settle_again(self, settled: list[Settlement]) -> None:
         """Write these with the next commit, before all others."""
