@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgbus.telemetry.stats import JournalStats, SubscriptionStats
+from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
 
 if TYPE_CHECKING:
     from msgbus.durability.hub import Durability

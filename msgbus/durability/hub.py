@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from msgbus.journal.records import Record
     from msgbus.messages.message import Event, Message
     from msgbus.messages.receipts import PublishReceipt
-    from msgbus.telemetry.stats import JournalStats, SubscriptionStats
+    from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
 
 
 @final
