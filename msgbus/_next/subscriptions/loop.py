@@ -24,7 +24,7 @@ from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus._next.journal.ports import Journal
+    from msgbus._next.journal.ports import Journal, Scan
     from msgbus._next.journal.records import Member
     from msgbus._next.subscriptions.gate import Gate
     from msgbus._next.subscriptions.in_flight import InFlight
@@ -429,9 +429,23 @@ class PartitionedLoop(SubscriptionLoop[PartitionedState]):
                 scan = await self.journal.read(
                     position, state.room(), state.selection, [one.number for one in partitions]
                 )
+                scan = await self._without_done(position, scan)
             finally:
                 state.take_page(partitions, scan)
             await self.journal.commit([], self.member)
+
+    async def _without_done(self, position: int, scan: Scan) -> Scan:
+        """Leave out messages that were handled before a seek."""
+        if not self.state.keeps_done or not scan.records:
+            return scan
+        done: set[int] = set()
+        while position < scan.upto:
+            rows = await self.journal.find(self.name, (State.DONE,), after=position)
+            done.update(row.offset for row in rows)
+            position = rows[-1].offset if rows else scan.upto
+        return scan._replace(
+            records=[one for one in scan.records if isinstance(one, int) or one.offset not in done]
+        )
 
     async def _check_keys(self) -> None:
         """Let keys go on that have no row left."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.ports import CommitParticipant, Journal
+from msgbus._next.journal.operations import Operation
+from msgbus._next.journal.ports import Claim, CommitParticipant, Journal
 from msgbus._next.journal.records import Member
 from msgbus._next.subscriptions.gate import Gate
 from msgbus._next.subscriptions.loop import PartitionedLoop, SharedLoop, SubscriptionLoop
@@ -61,6 +62,21 @@ def _started(pid: int) -> str | None:
 
 
 @final
+class _OwnCommits:
+    """Counts the commits of this process, in which its subscriptions took part."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def operations(self, appended: Sequence[Claim], before: int) -> Sequence[Operation]:
+        del appended, before
+        return ()
+
+    def committed(self, kept: bool) -> None:
+        self.count += kept
+
+
+@final
 class Membership:
     """Joins a journal, shares its subscriptions with other members, and starts anew if ended.
 
@@ -85,6 +101,7 @@ class Membership:
         self._loops: list[SubscriptionLoop[Any]] = []
         self._starts: dict[str, int] = {}
         self._seen: dict[int, tuple[Member, float]] = {}
+        self._own = _OwnCommits()
         self._tasks: list[Task] = []
         self._runtime: Runtime | None = None
         self._is_flushing = False
@@ -150,6 +167,7 @@ class Membership:
         )
         self._begin(self.member)
         await self._survey()
+        await self.look()
 
     async def _open(self) -> None:
         """Open the subscriptions; one that others have with another selection stands by."""
@@ -178,7 +196,7 @@ class Membership:
             participants.append(loop.state)
             if isinstance(loop, SharedLoop) and not loop.state.is_queue:
                 participants.append(loop.state.feed)
-        self.journal.attach(participants, member)
+        self.journal.attach([*participants, self._own], member)
 
     def _on_lost(self) -> None:
         """Cut off every handler at once, then start anew: others have the work now."""
@@ -219,6 +237,7 @@ class Membership:
         if self.member is not None and any(loop.is_standby for loop in self._loops):
             await self._open()
             self._begin(self.member)
+            await self.look()
         alive = [member for member in members if member not in ended]
         for loop in self._loops:
             if loop.state.member is None:
@@ -249,13 +268,16 @@ class Membership:
     # -- news ------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """See what is committed, also by other processes."""
-        version = -1
+        """See what other processes commit; what this one commits is known already."""
+        version, foreign = -1, -1
         while True:
             version = await self.journal.changed(version)
-            await self._attempt(self._look)
+            if version - self._own.count != foreign:
+                foreign = version - self._own.count
+                await self._attempt(self.look)
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
+        """Let all subscriptions look for messages and rows that they do not know of."""
         head = await self.journal.head()
         for loop in self._loops:
             if loop.state.member is not None:

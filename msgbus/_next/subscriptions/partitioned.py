@@ -33,19 +33,15 @@ class PartitionedState(SubscriptionState):
 
     Args:
         at_most_once: Acknowledge messages before they are handed out.
-        keeps_done: Keep rows of acknowledged messages (`idempotent=True`).
     """
 
-    def __init__(
-        self, *args: Any, at_most_once: bool = False, keeps_done: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, at_most_once: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
         self.owned: dict[int, Partition] = {}
         self.unchecked: set[str] = set()
         """Keys of which a row has ended: the last one, maybe."""
         self._parked_since: set[str] = set()
         self._at_most_once = at_most_once
-        self._keeps_done = keeps_done
         self._done: list[Pending] = []
         """Rows of messages that were acknowledged ahead of the cursor."""
         self._pages: list[Page] = []
@@ -161,7 +157,7 @@ class PartitionedState(SubscriptionState):
     def acknowledged_in_commit(self, one: InFlight) -> None:
         """End a delivery that a commit of the handler itself has acknowledged."""
         with self.lock:
-            if one.row is None and not self._keeps_done:
+            if one.row is None and not self.keeps_done:
                 row = one.as_row(State.DONE, time=self.clock.time())._replace(key=None)
                 self._done.append(row)
             super().acknowledged_in_commit(one)
@@ -327,6 +323,9 @@ class PartitionedState(SubscriptionState):
             self.owned.pop(partition.number, None)
         self._fed, self._before, self._dropped, self._released = [], {}, [], []
         return is_fed
+
+    def _needs_look(self) -> bool:
+        return self.is_behind and self.has_low_stock
 
     def _hand_out(self, one: InFlight, partition: Partition) -> None:
         if not self._at_most_once:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, final
 from msgbus._next.journal import rows
 from msgbus._next.journal.operations import Operation, Pass, Put
 from msgbus._next.journal.ports import Claim
-from msgbus._next.journal.records import Cursor, Member
+from msgbus._next.journal.records import Cursor, Member, Record
 from msgbus._next.subscriptions.in_flight import InFlight
 from msgbus._next.subscriptions.state import LEAST, SubscriptionState
 
 if TYPE_CHECKING:
-    from msgbus._next.journal.records import Pending, Record
+    from msgbus._next.journal.records import Pending
 
 
 @final
@@ -30,6 +30,8 @@ class SharedState(SubscriptionState):
         self.others = 0
         """Other processes that serve the subscription."""
         self._claimed: list[Claim] = []
+        self._has_missed = False
+        """The last commit made rows of this queue that were not claimed here."""
         self.feed = SharedFeed(self)
 
     def begin(self, member: Member) -> None:
@@ -80,16 +82,19 @@ class SharedState(SubscriptionState):
         """Claim commands of this queue that the commit appends, as far as there is room."""
         del before
         self._claimed = []
-        if not self.is_queue or self.member is None or self.others:
+        if not self.is_queue or self.member is None:
             return []
-        room, now = self.room(), self.clock.time()
-        for row, record in appended:
-            if len(self._claimed) >= room:
-                break
-            if row.subscription == self.name and row.due is not None and row.due <= now:
-                claimed = rows.claimed(row, self.member, now, alone=False)
-                self._claimed.append(Claim(claimed, record))
+        now = self.clock.time()
+        new = [one for one in appended if one.row.subscription == self.name]
+        due = [one for one in new if one.row.due is not None and one.row.due <= now]
+        for row, record in due[: 0 if self.others else max(self.room(), 0)]:
+            claimed = rows.claimed(row, self.member, now, alone=False)
+            self._claimed.append(Claim(claimed, record))
+        self._has_missed = len(new) > len(self._claimed)
         return [Put(claim.row) for claim in self._claimed]
+
+    def _needs_look(self) -> bool:
+        return self._has_missed
 
     def _kept(self) -> bool:
         claimed, self._claimed = self._claimed, []
@@ -115,6 +120,8 @@ class SharedFeed:
         self._looked = 0
         """Nothing up to here is left to claim."""
         self._feeding: tuple[list[Claim], Cursor, int] | None = None
+        self._has_missed = False
+        """The last commit appended messages that were not claimed here."""
 
     def forget(self) -> None:
         """Feed nothing before the cursor is known again."""
@@ -134,26 +141,32 @@ class SharedFeed:
         """Return what claims the appended messages; see `CommitParticipant`."""
         state = self._state
         with state.lock:
-            self._feeding = None
-            cursor, member = self._cursor, state.member
-            if cursor is None or member is None or not appended or self._looked != before:
+            self._feeding, cursor = None, self._cursor
+            takes = state.selection.takes
+            records = [one.record for one in appended if takes(one.record)]
+            is_current = cursor is not None and self._looked == before
+            room = 0 if state.others or not is_current else max(state.room(), 0)
+            taken = records[:room]
+            self._has_missed = len(taken) < len(records)
+            if cursor is None or not is_current or not appended or (records and not taken):
                 return ()
-            selection, now = state.selection, state.clock.time()
-            records = [one.record for one in appended if selection.takes(one.record)]
-            taken = records[: max(state.room(), 0)]
-            if not records:
-                self._feeding = ([], cursor, appended[-1].record.offset)
-                return ()
-            if not taken or state.others:
-                return ()
-            upto = appended[-1].record.offset if len(taken) == len(records) else taken[-1].offset
-            claims = [
-                Claim(rows.newly_claimed(state.name, record, member, now), record)
-                for record in taken
-            ]
-            moved = Pass(cursor, upto, upto)
-            self._feeding = (claims, moved.after, upto)
-            return [*(Put(claim.row) for claim in claims), moved]
+            upto = taken[-1].offset if self._has_missed else appended[-1].record.offset
+            return self._claim(taken, cursor, upto)
+
+    def _claim(self, taken: list[Record], cursor: Cursor, upto: int) -> list[Operation]:
+        state = self._state
+        if not taken:  # nothing for it: that needs no write
+            self._feeding = ([], cursor, upto)
+            return []
+        assert state.member is not None  # noqa: S101 (without a member there is no room)
+        now = state.clock.time()
+        claims = [
+            Claim(rows.newly_claimed(state.name, record, state.member, now), record)
+            for record in taken
+        ]
+        moved = Pass(cursor, upto, upto)
+        self._feeding = (claims, moved.after, upto)
+        return [*(Put(claim.row) for claim in claims), moved]
 
     def committed(self, kept: bool) -> Callable[[], object] | None:
         """Hand out what was claimed; see `CommitParticipant`."""
@@ -163,8 +176,9 @@ class SharedFeed:
             if not kept:
                 self._cursor = None
                 return state.on_rows
-            if feeding is None:
-                return None
-            claims, self._cursor, self._looked = feeding
-            state.admit_claims(claims)
-            return state.on_ready if claims else None
+            if feeding is not None:
+                claims, self._cursor, self._looked = feeding
+                state.admit_claims(claims)
+                if claims and not self._has_missed:
+                    return state.on_ready
+            return state.on_rows if self._has_missed else None

@@ -66,6 +66,8 @@ class SubscriptionState(ABC):
         clock: Time.
         max_in_flight: Deliveries that may run at the same time.
         buffer: Messages that are handed out at most.
+        keeps_done: Keep rows of acknowledged messages, so that none is delivered again
+            (`idempotent=True`).
     """
 
     def __init__(
@@ -76,11 +78,13 @@ class SubscriptionState(ABC):
         *,
         max_in_flight: int = 1,
         buffer: int = 1000,
+        keeps_done: bool = False,
     ) -> None:
         self.name = name
         self.selection = selection
         self.clock = clock
         self.max_in_flight = max_in_flight
+        self.keeps_done = keeps_done
         self.counts = DeliveryCounts()
         self.member: Member | None = None
         self.head = 0
@@ -212,13 +216,19 @@ class SubscriptionState(ABC):
                 self.counts.stale += 1
                 return
             self.counts.acked += 1
-            operations: list[Operation] = [] if one.row is None else [Drop(one.row)]
+            operations = self._acknowledgement(one)
             if reply is not None:
                 operations.append(reply)
             if operations:
                 self._settled.append(Settlement((one,), operations))
             self._end(one)
             self._release(one)
+
+    def _acknowledgement(self, one: InFlight) -> list[Operation]:
+        if self.keeps_done:
+            row = one.as_row(State.DONE, time=self.clock.time())
+            return [*self._guard(one), Put(row, promote=True)]
+        return [] if one.row is None else [Drop(one.row)]
 
     def acknowledged_in_commit(self, one: InFlight) -> None:
         """End a delivery that a commit of the handler itself has acknowledged."""
@@ -335,7 +345,9 @@ class SubscriptionState(ABC):
             for settlement in settled:
                 self._written(settlement)
             is_fed = self._kept()
-            return self.on_rows if settled else self.on_ready if is_fed else None
+            if settled or self._needs_look():
+                return self.on_rows
+            return self.on_ready if is_fed else None
 
     def _written(self, settlement: Settlement) -> None:
         for one in settlement.ended:
@@ -350,6 +362,10 @@ class SubscriptionState(ABC):
     @abstractmethod
     def _kept(self) -> bool:
         """Hand out what the commit made its own; return whether that is anything."""
+
+    @abstractmethod
+    def _needs_look(self) -> bool:
+        """Tell whether a commit has left something for the loop to get."""
 
     @abstractmethod
     def _refused(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from msgbus._next.journal.operations import Seek
 from msgbus._next.journal.records import State
 from msgbus._next.subscriptions.in_flight import InFlight
 from tests.unit.next.subscriptions.cluster import Process, Retries, cluster, number_of
@@ -207,3 +208,19 @@ async def test_numbers_of_attempts_are_given_to_the_handler() -> None:
 
         assert them.attempts == {1: [1], 2: [1, 2, 3], 3: [1]}
         assert them.processes[0].numbers == [1, 2, 3]
+
+
+@pytest.mark.parametrize("mode", LOG_MODES)
+async def test_an_idempotent_subscription_repeats_nothing_after_a_seek(mode: str) -> None:
+    async with cluster(mode, keeps_done=True) as them:
+        await them.publish(*((number, f"k{number % 3}") for number in range(30)))
+        await them.until_handled(*range(30))
+        await them.settled()
+        assert len(await them.rows(State.DONE)) == 30
+
+        await them.journal.commit([Seek("s", 10)])
+        await them.publish((30, "k0"))
+        await them.until_handled(30)
+        await them.settled()
+
+        assert them.handled == list(range(31))
