@@ -14,8 +14,9 @@ from collections.abc import (
 from functools import wraps
 from itertools import islice
 from types import CoroutineType
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, final
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, final
 
+import anyio
 import anyio.lowlevel
 
 from msgbus._next.journal import rows
@@ -35,8 +36,8 @@ from msgbus._next.journal.operations import (
 )
 from msgbus._next.journal.ports import Claim, CommitParticipant, Due, Scan
 from msgbus._next.journal.records import (
-    ACTIVE,
     DELAYED,
+    HOLDING,
     Appended,
     Cursor,
     DeliveryRecord,
@@ -95,6 +96,8 @@ class _Tables:
         self.renewed: dict[int, tuple[float, float]] = {}
         """Since when, and how often, members are renewed by themselves."""
         self.appended: list[Claim] = []
+        self.acting: int | None = None
+        """Id of the member on whose behalf the current operations are applied."""
         self._undo: list[tuple[Table, Hashable, object]] = []
 
     # -- changes that can be undone --------------------------------------------------------------
@@ -154,9 +157,10 @@ class _Tables:
                     return Scan(found, offset)
         return Scan(found, upto)
 
-    def apply(self, operations: Sequence[Operation]) -> list[Appended]:
-        """Apply operations in order; return the results of the `Append`s."""
+    def apply(self, operations: Sequence[Operation], member: Member | None) -> list[Appended]:
+        """Apply operations on behalf of a member; return the results of the `Append`s."""
         results: list[Appended] = []
+        self.acting = None if member is None else member.id
         for operation in operations:
             if isinstance(operation, Append):
                 results.append(self._append(*operation))
@@ -170,7 +174,7 @@ class _Tables:
         is_delayed = queue == DELAYED
         unique = record.message_id if is_delayed else unique
         known = self.offsets.get(record.message_id)
-        if known is None and unique is not None:
+        if known is None and unique is not None and queue is not None:
             known = next((row.offset for row in self._rows(queue) if row.holds(unique)), None)
         if known is not None:
             return Appended(known, is_duplicate=True)
@@ -187,40 +191,64 @@ class _Tables:
         return Appended(offset)
 
     def put(self, operation: Put) -> None:
-        row = operation.row
-        key, stored = (row.subscription, row.offset), self.row(row.subscription, row.offset)
-        if (0 if stored is None else stored.version) != row.version - 1:
-            raise rows.row_changed(row)
-        self.change(self.pending, key, row)
-        if row.state is not State.DEAD:
-            self.change(self.letters, key, _ABSENT)
-        elif operation.letter is not None:
-            self.change(self.letters, key, operation.letter)
-        if operation.promote:
-            self._promote(row)
+        row, stored = operation.row, self._changeable(operation.row, operation.row.version - 1)
+        self._check_unique(row)
+        held = self._held(row.subscription, row.partition)
+        if row.state is State.PARKED and held.get(row.key or "", row.offset) >= row.offset:
+            row = rows.first_of_key(row)
+        self._set_row(row)
+        if operation.letter is not None:
+            self.change(self.letters, (row.subscription, row.offset), operation.letter)
+        if operation.promote and stored is not None:
+            self._promote(stored)
 
     def drop(self, operation: Drop) -> None:
-        row = operation.row
-        stored = self.row(row.subscription, row.offset)
-        if stored is None or stored.version != row.version:
-            raise rows.row_changed(row)
-        self._delete(row)
+        row = self._changeable(operation.row, operation.row.version)
+        if row is None:
+            raise rows.row_changed(operation.row)
+        cursor = self._cursors.get((row.subscription, row.partition))
+        if cursor is not None and row.offset > cursor.acked:
+            self._set_row(rows.done(row))
+        else:
+            self._delete(row)
         self._promote(row)
+
+    def _changeable(self, row: Pending, version: int) -> Pending | None:
+        """Return the stored row, if it is at this version and not claimed by another member."""
+        stored = self.row(row.subscription, row.offset)
+        if (0 if stored is None else stored.version) != version:
+            raise rows.row_changed(row)
+        if stored is not None and stored.owner not in (None, self.acting):
+            raise rows.not_the_owner(row)
+        return stored
+
+    def _check_unique(self, row: Pending) -> None:
+        if row.unique is not None and row.state is not State.DEAD:
+            for other in self._rows(row.subscription):
+                if other.holds(row.unique) and other.offset != row.offset:
+                    raise rows.unique_taken(row)
+
+    def _set_row(self, row: Pending) -> None:
+        self.change(self.pending, (row.subscription, row.offset), row)
+        if row.state in {State.DONE, State.KEPT}:
+            self.change(self.letters, (row.subscription, row.offset), _ABSENT)
 
     def _delete(self, row: Pending) -> None:
         self.change(self.pending, (row.subscription, row.offset), _ABSENT)
         self.change(self.letters, (row.subscription, row.offset), _ABSENT)
 
     def _promote(self, done: Pending) -> None:
-        """Let the first parked row of a key go, unless another row of it is active."""
+        """Let the first parked row of a key go, unless another row holds it back."""
+        if done.key is None:
+            return
         same = [
             row
             for row in self._rows(done.subscription)
-            if row.key is not None and (row.key, row.partition) == (done.key, done.partition)
+            if (row.key, row.partition) == (done.key, done.partition)
         ]
-        if not any(row.state in ACTIVE for row in same):
-            for row in islice((row for row in same if row.state is State.PARKED), 1):
-                self.put(Put(row.moved(State.WAITING, time=row.time, due=0.0)))
+        if not any(row.state in HOLDING for row in same):
+            for row in same[:1]:
+                self._set_row(row.moved(State.WAITING, time=row.time, due=0.0))
 
     def move(self, operation: Pass) -> None:
         cursor = operation.cursor
@@ -233,26 +261,24 @@ class _Tables:
             raise rows.owner_changed(cursor)
         moved = operation.after._replace(selection=stored.selection)
         self.change(self._cursors, (cursor.name, cursor.partition), moved)
+        self._forget_done(moved)
 
     def fence(self, fence: Fence) -> None:
         row = self.row(fence.subscription, fence.offset)
+        cursor = self._cursors.get((fence.subscription, fence.partition))
+        owner: int | None = None
         if fence.version is not None:
-            is_own = row is not None and row.version == fence.version
-        else:
-            cursor = self._cursors.get((fence.subscription, fence.partition))
-            is_own = (
-                row is None
-                and cursor is not None
-                and cursor.epoch == fence.epoch
-                and cursor.acked < fence.offset
-            )
-        if not is_own:
+            if row is not None and row.version == fence.version:
+                owner = row.owner
+        elif row is None and cursor is not None and cursor.acked < fence.offset:
+            owner = cursor.owner if cursor.epoch == fence.epoch else None
+        if owner is None or owner != self.acting:
             raise rows.delivery_taken(fence.subscription, fence.offset)
 
     def seek(self, operation: Seek) -> None:
-        name, offset = operation
+        name, offset = operation.name, min(operation.offset, self.head())
         for row in self._rows(name):
-            if row.offset > offset and row.state is not State.DONE:
+            if row.offset > offset and row.state is not State.KEPT:
                 self._delete(row)
         for cursor in self.cursors(name):
             epoch = cursor.epoch + 1
@@ -300,6 +326,12 @@ class _Tables:
         count = int((self._clock.now() - since) / every) if every else 0
         return member._replace(renewals=member.renewals + count)
 
+    def stop_renewing(self, member: int) -> None:
+        """Keep the count of renewals as it is now."""
+        if member in self._members:
+            self._members[member] = self._counted(self._members[member])
+        self.renewed.pop(member, None)
+
     def join(self, process: str, serves: Mapping[str, str]) -> Member:
         member = Member(self.next("member"), process, dict(serves), 0)
         self.change(self._members, member.id, member)
@@ -320,7 +352,7 @@ class _Tables:
         self.change(self._members, member.id, _ABSENT)
         for row in self._rows(None):
             if row.owner == member.id:
-                self.put(Put(row.moved(State.WAITING, time=row.time, due=0.0, alone=True)))
+                self._set_row(row.moved(State.WAITING, time=row.time, due=0.0, alone=True))
         for cursor in self.cursors():
             if cursor.owner == member.id:
                 freed = cursor._replace(owner=None)
@@ -334,6 +366,7 @@ class _Tables:
 
     def open(self, name: str, selection: Selection, start: int) -> list[Cursor]:
         """Return the cursors of a subscription, made if it is new; see `Members.open`."""
+        start = min(start, self.head())
         found = self.cursors(name) or [
             Cursor(name, partition, start, start, None, 0, selection.text)
             for partition in range(selection.partitions)
@@ -351,20 +384,39 @@ class _Tables:
     ) -> Cursor | None:
         """Take a partition that has no owner; see `Members.acquire`."""
         self.require(member)
-        cursor = self._cursors[name, partition]
+        cursor = self._cursor(name, partition)
         if cursor.owner is not None:
             return None
-        blocked, after = self.blocked_keys(name, partition, selection), cursor.acked
+        held = self._held(name, partition)
+        after = cursor.acked
         while after < cursor.fetched:
             scan = self._scan(after, cursor.fetched, _SCAN, selection, (partition,))
             after = scan.upto
             for record in _undamaged(scan):
                 if (name, record.offset) not in self.pending:
-                    row = rows.doubtful(name, record, partition, selection, blocked)
-                    self.put(Put(row))
+                    self._set_row(rows.doubtful(name, record, partition, selection, held))
         taken = cursor._replace(acked=cursor.fetched, owner=member.id, epoch=cursor.epoch + 1)
         self.change(self._cursors, (name, partition), taken)
+        self._forget_done(taken)
         return taken
+
+    def _cursor(self, name: str, partition: int) -> Cursor:
+        cursor = self._cursors.get((name, partition))
+        if cursor is None:
+            raise rows.removed(name)
+        return cursor
+
+    def _held(self, name: str, partition: int) -> dict[str, int]:
+        """Return the lowest offset of a row of each key."""
+        found = [row for row in self._rows(name) if row.partition == partition]
+        return {row.key: row.offset for row in reversed(found) if row.key is not None}
+
+    def _forget_done(self, cursor: Cursor) -> None:
+        """Delete rows of acknowledged messages that the cursor has passed."""
+        for row in self._rows(cursor.name):
+            is_done = (row.state, row.partition) == (State.DONE, cursor.partition)
+            if is_done and row.offset <= cursor.acked:
+                self._delete(row)
 
     # -- Deliveries ------------------------------------------------------------------------------
 
@@ -386,17 +438,19 @@ class _Tables:
             record = self.record(row)
             assert record is not None  # noqa: S101 (retention leaves what a row needs)
             claims.append(Claim(rows.claimed(row, member, now, alone=alone), record))
-            self.put(Put(claims[-1].row))
+            self._set_row(claims[-1].row)
         room = limit - len(claims)
         if selection is not None and room > 0 and not alone:
-            cursor = self._cursors[name, 0]
+            cursor = self._cursor(name, 0)
             scan = self._scan(cursor.acked, self.head(), room, selection)
             new = [
                 Claim(rows.newly_claimed(name, record, member, now), record)
                 for record in _undamaged(scan)
                 if (name, record.offset) not in self.pending
             ]
-            self.apply([*(Put(one.row) for one in new), Pass(cursor, scan.upto, scan.upto)])
+            steps: list[Operation] = [Put(one.row) for one in new]
+            steps.append(Pass(cursor, scan.upto, scan.upto))
+            self.apply(steps, member)
             claims += new
         return claims
 
@@ -413,14 +467,17 @@ class _Tables:
         states: Collection[State],
         *,
         key: str | None = None,
-        after: int = 0,
+        after: Pending | None = None,
         limit: int = 100,
     ) -> list[Pending]:
         """Return rows of a subscription, or of all; see `Rows.find`."""
+        start = (-1, "") if after is None else (after.offset, after.subscription)
         found = (
             row
             for row in self._rows(name)
-            if row.state in states and row.offset > after and key in (None, row.key)
+            if row.state in states
+            and (row.offset, row.subscription) > start
+            and key in (None, row.key)
         )
         return list(islice(found, limit))
 
@@ -431,13 +488,9 @@ class _Tables:
             counts[row.state] = counts.get(row.state, 0) + 1
         return counts
 
-    def blocked_keys(self, name: str, partition: int, selection: Selection) -> set[str]:
-        """Return the keys of a partition whose later messages have to be parked."""
-        return {
-            row.key
-            for row in self._rows(name)
-            if row.partition == partition and row.key is not None and selection.blocks(row.state)
-        }
+    def blocked_keys(self, name: str, partition: int) -> set[str]:
+        """Return the keys of a partition that have rows."""
+        return set(self._held(name, partition))
 
     def _due(
         self, name: str, now: float, partitions: Collection[int] | None, alone: bool | None
@@ -515,6 +568,24 @@ def _undamaged(scan: Scan) -> list[Record]:
     return [record for record in scan.records if isinstance(record, Record)]
 
 
+class Turn(Protocol):
+    """What a simulation does in the middle of commits."""
+
+    lock: anyio.Lock
+
+    def write(self) -> None:
+        """Raise a `JournalError` to fail the commit."""
+        ...
+
+    async def between(self) -> None:
+        """Let other tasks run: the commit is written, and its process has not heard of it."""
+        ...
+
+
+Riders = list[tuple[CommitParticipant, bool]]
+Calls = list[Callable[[], object] | None]
+
+
 def _reads(
     step: Callable[Concatenate[_Tables, P], T],
 ) -> Callable[Concatenate[MemoryJournal, P], CoroutineType[Any, Any, T]]:
@@ -537,7 +608,7 @@ def _writes(
     @wraps(step)
     async def write(self: MemoryJournal, /, *args: P.args, **kwargs: P.kwargs) -> T:
         tables = await self.enter()
-        return self.write(lambda: step(tables, *args, **kwargs))
+        return await self.write(lambda: step(tables, *args, **kwargs))
 
     return write  # type: ignore[return-value]  # as above
 
@@ -550,12 +621,21 @@ class MemoryJournal:
         clock: Time for waiting and for renewals.
     """
 
-    def __init__(self, *, clock: Clock | None = None, _tables: _Tables | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock | None = None,
+        _tables: _Tables | None = None,
+        _turn: Turn | None = None,
+    ) -> None:
         self._clock = clock or SystemClock()
+        self._turn = _turn
         self._tables = _tables or _Tables(self._clock)
         self._participants: Sequence[CommitParticipant] = ()
         self._member: Member | None = None
         self._on_lost: dict[int, Callable[[], object] | None] = {}
+        self._leaving: int | None = None
+        """Id of the member that this journal object has ended last."""
         self._runtime: Runtime | None = None
         self._is_closed = False
 
@@ -564,15 +644,18 @@ class MemoryJournal:
         """What a commit has reached when it returns."""
         return _PROMISES
 
-    def beside(self) -> MemoryJournal:
-        """Return another journal object on the same tables, as another process would have."""
-        return MemoryJournal(clock=self._clock, _tables=self._tables)
+    def beside(self, turn: Turn | None = None) -> MemoryJournal:
+        """Return another journal object on the same tables, as another process would have.
+
+        Args:
+            turn: Lets a simulation fail commits, and run other tasks in the middle of them.
+        """
+        return MemoryJournal(clock=self._clock, _tables=self._tables, _turn=turn)
 
     read = _reads(_Tables.read)
     head = _reads(_Tables.head)
     renew = _writes(_Tables.renew)
     members = _reads(_Tables.members)
-    end = _writes(_Tables.end)
     open = _writes(_Tables.open)
     cursors = _reads(_Tables.cursors)
     acquire = _writes(_Tables.acquire)
@@ -598,9 +681,9 @@ class MemoryJournal:
         def work() -> list[Appended]:
             if member is not None:
                 tables.require(member)
-            return tables.apply(operations)
+            return tables.apply(operations, member)
 
-        return self.write(work)
+        return await self.write(work)
 
     async def changed(self, since: int, timeout: float | None = None) -> int:
         """Return a number that grows with commits; see `Log.changed`."""
@@ -619,11 +702,20 @@ class MemoryJournal:
         """Become a member; see `Members.join`."""
         tables = await self.enter()
         self._runtime = current_runtime(self._runtime)
-        member = self.write(lambda: tables.join(process, serves))
+        member = await self.write(lambda: tables.join(process, serves))
         self._on_lost[member.id] = on_lost
         if every is not None:
             tables.renewed[member.id] = (self._clock.now(), every)
         return member
+
+    async def end(self, member: Member) -> bool:
+        """Delete a member that was not renewed since it was read; see `Members.end`."""
+        tables = await self.enter()
+        self._leaving = member.id
+        is_ended = await self.write(lambda: tables.end(member))
+        if is_ended:
+            self._on_lost.pop(member.id, None)
+        return is_ended
 
     def attach(self, participants: Sequence[CommitParticipant], member: Member | None) -> None:
         """Let these ride in every commit; see `Deliveries.attach`."""
@@ -633,10 +725,14 @@ class MemoryJournal:
 
     async def close(self) -> None:
         """Take nothing more; other journal objects on the same tables go on."""
+        self.freeze()
+
+    def freeze(self) -> None:
+        """Take nothing more and renew no member, as if the process had ended."""
         self._is_closed = True
         self._participants = ()
         for member in self._on_lost:
-            self._tables.renewed.pop(member, None)
+            self._tables.stop_renewing(member)
 
     async def __aenter__(self) -> Self:
         """Return the journal itself."""
@@ -656,47 +752,63 @@ class MemoryJournal:
             raise JournalClosedError(message, path=":memory:")
         return self._tables
 
-    def write(self, work: Callable[[], T]) -> T:
+    async def write(self, work: Callable[[], T]) -> T:
         """Run `work` and what rides with it as one commit; for the methods above."""
+        if self._turn is None:
+            value, riders, calls = self._commit(work)
+            self._finish(riders, calls)
+            return value
+        async with self._turn.lock:
+            value, riders, calls = self._commit(work)
+            await self._turn.between()
+            self._finish(riders, calls)
+            return value
+
+    def _commit(self, work: Callable[[], T]) -> tuple[T, Riders, Calls]:
         tables = self._tables
-        calls: list[Callable[[], object] | None] = []
+        riders: Riders = []
+        calls: Calls = []
         with tables.lock:
             tables.appended, before = [], tables.head()
             try:
                 value = work()
-                self._ride(before, calls)
+                self._ride(before, riders, calls)
+                if self._turn is not None:
+                    self._turn.write()
                 tables.keep()
             except BaseException as error:
                 tables.roll_back()
                 if isinstance(error, MemberEndedError):
                     self._lose(error.member, calls)
-                self._call(calls)
+                self._finish([(participant, False) for participant, _ in riders], calls)
                 raise
-        self._call(calls)
-        tables.watch.tell(tables.head())
-        return value
+        return value, riders, calls
 
-    def _ride(self, before: int, calls: list[Callable[[], object] | None]) -> None:
-        tables = self._tables
-        if self._member is not None and not tables.has(self._member):
-            self._lose(self._member, calls)
-        for participant in self._participants:
-            mark, is_kept = tables.mark(), True
-            try:
-                tables.apply(participant.operations(tables.appended, before))
-            except StaleError:
-                tables.roll_back(mark)
-                is_kept = False
-            calls.append(participant.committed(is_kept))
-
-    def _lose(self, member: Member, calls: list[Callable[[], object] | None]) -> None:
-        if self._member is not None and self._member.id == member.id:
-            self._participants, self._member = (), None
-        calls.append(self._on_lost.pop(member.id, None))
-
-    def _call(self, calls: Sequence[Callable[[], object] | None]) -> None:
+    def _finish(self, riders: Riders, calls: Calls) -> None:
+        calls += [participant.committed(is_kept) for participant, is_kept in riders]
         for call in calls:
             if call is not None and (self._runtime is None or self._runtime.is_running_here()):
                 call()
             elif call is not None and self._runtime is not None:
                 self._runtime.call_soon(call)
+        self._tables.watch.tell(self._tables.head())
+
+    def _ride(self, before: int, riders: Riders, calls: Calls) -> None:
+        tables = self._tables
+        if self._member is not None and not tables.has(self._member):
+            self._lose(self._member, calls)
+        for participant in self._participants:
+            mark, count = tables.mark(), len(tables.appended)
+            riders.append((participant, True))
+            try:
+                tables.apply(participant.operations(tables.appended, before), self._member)
+            except StaleError:
+                tables.roll_back(mark)
+                del tables.appended[count:]
+                riders[-1] = (participant, False)
+
+    def _lose(self, member: Member, calls: Calls) -> None:
+        if self._member is not None and self._member.id == member.id:
+            self._participants, self._member = (), None
+        if member.id != self._leaving:  # else it ends itself, so nothing is lost
+            calls.append(self._on_lost.pop(member.id, None))

@@ -24,33 +24,40 @@ class Append(NamedTuple):
     due: float | None = None
     """Seconds since the epoch; `None` for at once."""
     unique: str | None = None
-    """Add nothing while the queue has a row of this key that is not dead."""
+    """Add nothing while the queue has a row of this key that is not dead; needs a queue."""
 
 
 class Put(NamedTuple):
     """Write a pending row: insert version 1, or replace the version before.
 
-    Guard: the row is absent, or at `row.version - 1`.
+    A row that is to be `PARKED` and has no row of its key before it waits for nothing: it is
+    stored as `WAITING` and due.
+
+    Guard: the row is absent, or at `row.version - 1`; a claimed one is changed by its owner only;
+    no other row that is not dead has its `unique` key.
     """
 
     row: Pending
     letter: Letter | None = None
-    """Stored with a row that is `DEAD`."""
+    """Kept with the row until that is dropped or done."""
     promote: bool = False
-    """Let the next parked row of its key go."""
+    """Let the next parked row of the key go that the row had before."""
 
 
 class Drop(NamedTuple):
     """Delete a pending row and its letter, and let the next parked row of its key go.
 
-    Guard: the row is at `row.version`.
+    A row that the cursor of its partition has not passed is kept as `DONE` until then: without
+    it, the next owner would take the message for one that was in flight.
+
+    Guard: the row is at `row.version`; a claimed one is dropped by its owner only.
     """
 
     row: Pending
 
 
 class Pass(NamedTuple):
-    """Move a cursor, also back.
+    """Move a cursor, also back; `DONE` rows that it passes are deleted.
 
     Guard: owner and epoch are those of `cursor`; without an owner, `acked` too.
     """
@@ -72,8 +79,8 @@ class Pass(NamedTuple):
 class Fence(NamedTuple):
     """Refuse the commit unless a delivery is still this process's own.
 
-    Guard: the row is at `version`; without a version, the partition is at `epoch` and the
-    message is neither passed nor has a row.
+    Guard: the row is at `version`, claimed by the member of the commit; without a version, that
+    member owns the partition at `epoch`, and the message is neither passed nor has a row.
     """
 
     subscription: str
@@ -84,9 +91,9 @@ class Fence(NamedTuple):
 
 
 class Seek(NamedTuple):
-    """Put all cursors of a subscription to `offset` and free its partitions.
+    """Put all cursors of a subscription to `offset`, at most the head, and free its partitions.
 
-    Rows beyond `offset` are deleted, apart from those that are `DONE`. Former owners are refused
+    Rows beyond `offset` are deleted, apart from those that are `KEPT`. Former owners are refused
     from now on.
     """
 

@@ -100,7 +100,8 @@ class Log(Protocol):
 
         Args:
             operations: What to do.
-            member: Refuse it if this member was ended.
+            member: On whose behalf; refused if this member was ended. Claimed rows and owned
+                partitions can be changed by their own member only.
 
         Raises:
             StaleError: A guard fails, or `member` was ended. Nothing is written.
@@ -161,7 +162,7 @@ class Members(Protocol):
             every: Seconds between renewals, which do not depend on the event loop; `None` to
                 call `renew` instead.
             on_lost: Called on the event loop, once, when a commit or a renewal finds that the
-                member was ended by others.
+                member was ended by others, not by `end` of this journal object.
         """
         ...
 
@@ -188,6 +189,8 @@ class Members(Protocol):
     async def open(self, name: str, selection: Selection, start: int) -> list[Cursor]:
         """Return the cursors of a subscription, made behind the offset `start` if it is new.
 
+        `start` is at most the head.
+
         A selection of another text replaces the stored one only if no member serves that any
         more; otherwise the cursors come with the stored text, and the caller has to stand by.
 
@@ -207,10 +210,11 @@ class Members(Protocol):
         """Take a partition that has no owner, under a new epoch; `None` if it has one.
 
         What lies between `acked` and `fetched` gets rows that run alone: the first of each key
-        waiting, the others parked behind it. Then `acked` is `fetched`.
+        waiting, the others parked behind it. Then `acked` is `fetched`, and `DONE` rows up to
+        there are deleted.
 
         Raises:
-            StaleError: The member was ended.
+            StaleError: The member was ended, or the subscription removed.
         """
         ...
 
@@ -248,7 +252,7 @@ class Deliveries(Protocol):
             alone: Only rows that run alone; their attempt is counted now, before it begins.
 
         Raises:
-            StaleError: The member was ended.
+            StaleError: The member was ended, or the subscription removed.
         """
         ...
 
@@ -262,18 +266,26 @@ class Rows(Protocol):
         states: Collection[State],
         *,
         key: str | None = None,
-        after: int = 0,
+        after: Pending | None = None,
         limit: int = 100,
     ) -> list[Pending]:
-        """Return rows of a subscription (`None`: of all), by offset, beyond the offset `after`."""
+        """Return rows of a subscription (`None`: of all), by offset and name.
+
+        Args:
+            name: The subscription or queue.
+            states: Only rows in these.
+            key: Only rows of this key.
+            after: The last row of the page before.
+            limit: At most so many.
+        """
         ...
 
     async def count(self, name: str | None = None) -> dict[State, int]:
         """Count the rows of a subscription, or of all, by state; absent states are left out."""
         ...
 
-    async def blocked_keys(self, name: str, partition: int, selection: Selection) -> set[str]:
-        """Return the keys of a partition whose later messages have to be parked."""
+    async def blocked_keys(self, name: str, partition: int) -> set[str]:
+        """Return the keys of a partition that have rows: later messages have to be parked."""
         ...
 
     async def next_due(self, name: str, partitions: Collection[int] | None = None) -> Due:

@@ -53,14 +53,17 @@ class State(StrEnum):
     """Dead-lettered; waits for a replay or a discard."""
 
     DONE = "done"
-    """Acknowledged ahead of the cursor, or kept to recognise a repetition."""
+    """Acknowledged ahead of the cursor; deleted when the cursor passes it."""
+
+    KEPT = "kept"
+    """Acknowledged, and kept to recognise a repetition (`idempotent=True`)."""
 
     DAMAGED = "damaged"
     """The row or its message cannot be read."""
 
 
-ACTIVE: Final = frozenset({State.WAITING, State.CLAIMED})
-"""States in which a row holds back the parked rows of its key."""
+HOLDING: Final = frozenset({State.WAITING, State.CLAIMED, State.DEAD, State.DAMAGED})
+"""States in which a row with a key holds back the parked rows of that key."""
 
 
 class Order(StrEnum):
@@ -162,7 +165,7 @@ class Pending(NamedTuple):
     offset: int
     partition: int
     key: str | None
-    """The key of its order; `None` if it holds back no other."""
+    """The key whose later messages have to wait for it; `None` if none has to."""
     state: State
     attempt: int
     """Attempts counted so far."""
@@ -300,6 +303,8 @@ class Selection:
     """The key of a message, instead of that in its record."""
     parks: bool = False
     """Whether a dead letter holds back later messages of its key."""
+    keeps_done: bool = False
+    """Whether rows of acknowledged messages are `KEPT`, so that none is delivered again."""
     text: str = ""
     """Describes the selection; stored with the cursor, so that two versions do not mix."""
 
@@ -327,6 +332,6 @@ class Selection:
             record = record._replace(key=self.key(record))
         return slot_of(record) % self.partitions
 
-    def blocks(self, state: State) -> bool:
+    def holds(self, state: State) -> bool:
         """Tell whether a row in this state holds back later messages of its key."""
-        return state in ACTIVE or state is State.PARKED or (self.parks and state is State.DEAD)
+        return state in HOLDING and (self.parks or state is not State.DEAD)

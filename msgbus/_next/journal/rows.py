@@ -42,23 +42,57 @@ def claimed(row: Pending, member: Member, now: float, *, alone: bool) -> Pending
 
 
 def doubtful(
-    name: str, record: Record, partition: int, selection: Selection, blocked: set[str]
+    name: str, record: Record, partition: int, selection: Selection, held: dict[str, int]
 ) -> Pending:
     """Make the row of a message that may have been in flight when its process ended.
 
-    It is parked if its key is among the `blocked` ones, and else added to them.
+    Args:
+        name: The subscription.
+        record: The message.
+        partition: Its partition.
+        selection: Gives the key of its order.
+        held: The lowest offset of a row of each key; this row is added.
     """
     key = selection.order_key(record)
-    is_free = key is None or key not in blocked
+    is_free = key is None or held.get(key, record.offset) >= record.offset
     if key is not None:
-        blocked.add(key)
+        held[key] = min(held.get(key, record.offset), record.offset)
     row = _new(name, record.offset, State.WAITING if is_free else State.PARKED, record.time)
     return row._replace(partition=partition, key=key, due=0.0 if is_free else None, alone=True)
+
+
+def first_of_key(row: Pending) -> Pending:
+    """Return a parked row that has no row of its key before it: it may begin."""
+    return row._replace(state=State.WAITING, due=0.0)
+
+
+def done(row: Pending) -> Pending:
+    """Return a row as acknowledged ahead of the cursor."""
+    return row.moved(State.DONE, time=row.time)._replace(key=None, unique=None)
 
 
 def row_changed(row: Pending) -> StaleError:
     """Make the error for a row that is no longer at its version."""
     return StaleError(f"Message {row.offset} of {row.subscription!r} has changed since.")
+
+
+def not_the_owner(row: Pending) -> StaleError:
+    """Make the error for a claimed row that another member wants to change."""
+    message = f"Message {row.offset} of {row.subscription!r} is in flight in another process."
+    return StaleError(message)
+
+
+def unique_taken(row: Pending) -> StaleError:
+    """Make the error for a dead row that is replayed while another has its unique key."""
+    return StaleError(
+        f"Message {row.offset} of {row.subscription!r} cannot be replayed: another one of the "
+        f"unique key {row.unique!r} waits or runs."
+    )
+
+
+def removed(name: str) -> StaleError:
+    """Make the error for a subscription that does not exist."""
+    return StaleError(f"Subscription {name!r} was removed.")
 
 
 def owner_changed(cursor: Cursor) -> StaleError:

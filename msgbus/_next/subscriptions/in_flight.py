@@ -32,6 +32,8 @@ class InFlight:
     received: float = 0.0
     """Seconds since the epoch when it was handed out."""
     is_ended: bool = False
+    is_marked: bool = False
+    """It has ended and has a row that says so."""
     is_lost: bool = False
     """Another process has it now: whatever it still writes is refused."""
     worker: Task | None = field(default=None, repr=False)
@@ -51,10 +53,13 @@ class InFlight:
         return Fence(self.subscription, self.offset, cursor.partition, cursor.epoch)
 
     def acknowledgement(self, time: float) -> list[Operation]:
-        """Return the operations that acknowledge it at once, in a commit of the caller."""
+        """Return the operations that acknowledge it at once, in a commit of the caller.
+
+        An effect in the same commit happens once.
+        """
         if self.row is not None:
             return [Drop(self.row)]
-        return [self.fence(), Put(self.as_row(State.DONE, time=time)._replace(key=None))]
+        return [self.fence(), Put(self.as_row(State.DONE, time=time))]
 
     def as_row(
         self,
@@ -64,19 +69,30 @@ class InFlight:
         due: float | None = None,
         attempt: int | None = None,
         error: str | None = None,
+        holds: bool = False,
     ) -> Pending:
-        """Return its row in another state; a new one if it has none."""
+        """Return its row in another state; a new one if it has none.
+
+        Args:
+            state: The new state.
+            time: Seconds since the epoch.
+            due: When it may be claimed.
+            attempt: Attempts counted so far; by default up to the one that is running.
+            error: Text of the error.
+            holds: Whether later messages of its key have to wait for the row.
+        """
         attempt = self.attempt if attempt is None else attempt
+        key = self.key if holds else None
         if self.row is not None:
             return self.row.moved(
-                state, time=time, due=due, attempt=attempt, error=error, alone=False
+                state, time=time, due=due, attempt=attempt, error=error, alone=False, key=key
             )
         number = 0 if self.partition is None else self.partition.cursor.partition
         return Pending(
             self.subscription,
             self.offset,
             number,
-            self.key,
+            key,
             state,
             attempt,
             due,

@@ -25,7 +25,7 @@ from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus._next.journal.ports import Journal, Scan
-    from msgbus._next.journal.records import Member
+    from msgbus._next.journal.records import Member, Record
     from msgbus._next.subscriptions.gate import Gate
     from msgbus._next.subscriptions.in_flight import InFlight
     from msgbus.runtime.event_loop import Runtime, Task
@@ -61,6 +61,10 @@ def describe(one: InFlight, error: Exception | None, now: float) -> Letter:
     reason = "retries exhausted" if error is not None else "its process ended in every attempt"
     kind = "" if error is None else type(error).__name__
     return Letter(kind, reason, one.received, now)
+
+
+def _offset(record: Record | int) -> int:
+    return record if isinstance(record, int) else record.offset
 
 
 def _text(error: Exception | None) -> str:
@@ -103,7 +107,7 @@ class SubscriptionLoop(ABC, Generic[S]):
         self._letter = letter
         self._clock = state.clock
         self._runtime: Runtime | None = None
-        self._tasks: set[Task] = set()
+        self._tasks: dict[Task, None] = {}  # in order, so that a simulation can be repeated
         self._idle = 0
         self._workers = 0
         self._news = anyio.Event()
@@ -116,9 +120,15 @@ class SubscriptionLoop(ABC, Generic[S]):
 
     @property
     def member(self) -> Member:
-        """The membership under which it works."""
-        assert self.state.member is not None  # noqa: S101 (set by `begin`)
-        return self.state.member
+        """The membership under which it works.
+
+        Raises:
+            StaleError: It was lost.
+        """
+        member = self.state.member
+        if member is None:
+            raise StaleError(f"Subscription {self.name!r} has lost its membership.")
+        return member
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -136,7 +146,7 @@ class SubscriptionLoop(ABC, Generic[S]):
     def end(self) -> None:
         """Cut off every handler at once; nothing more is written."""
         self.state.member = None
-        tasks, self._tasks = self._tasks, set()
+        tasks, self._tasks = self._tasks, {}
         for task in tasks:
             task.cancel()
 
@@ -158,7 +168,7 @@ class SubscriptionLoop(ABC, Generic[S]):
     def _spawn(self, function: Callable[[], Awaitable[None]], what: str) -> Task:
         assert self._runtime is not None  # noqa: S101 (set by `begin`)
         task = self._runtime.spawn(function, name=f"msgbus {self.name} {what}")
-        self._tasks.add(task)
+        self._tasks[task] = None
         return task
 
     # -- deliveries ------------------------------------------------------------------------------
@@ -199,7 +209,7 @@ class SubscriptionLoop(ABC, Generic[S]):
                 if turns % YIELD_AFTER == 0:
                     await anyio.lowlevel.checkpoint()
         finally:
-            self._tasks.discard(own[0])
+            self._tasks.pop(own[0], None)
             self._workers -= 1
 
     async def _wait_for_more(self) -> None:
@@ -213,26 +223,30 @@ class SubscriptionLoop(ABC, Generic[S]):
 
     async def run(self, one: InFlight, *, alone: bool = False) -> None:
         """Run one attempt, and do what follows from it."""
-        state = self.state
-        state.counts.delivered += 1
+        self.state.counts.delivered += 1
         begun = self._clock.now()
         try:
             reply = await self._deliver(one)
         except StaleError:
-            state.counts.stale += 1
-            state.abandon([one])
+            self.state.counts.stale += 1
+            self.state.abandon([one])
         except Exception as error:
             if not one.is_ended:
                 self._note(one, Outcome.FAILED, begun, redact_exception(error))
                 self._failed(one, error, alone=alone)
         else:
-            if not one.is_ended:
-                self._note(one, Outcome.OK, begun)
-                state.acknowledge(one, reply)
-            if reply is not None:
-                self.flush()
-        if state.has_low_stock and self._has_more:
+            self._handled(one, reply, begun)
+        if self.state.has_low_stock and self._has_more:
             self._news.set()
+
+    def _handled(self, one: InFlight, reply: Reply | None, begun: float) -> None:
+        if not one.is_ended:
+            self._note(one, Outcome.OK, begun)
+            self.state.acknowledge(one, reply)
+        elif one.row is not None:
+            self._news.set()  # its own commit may have let the next of its key go
+        if reply is not None:
+            self.flush()
 
     def _note(
         self, one: InFlight, outcome: Outcome, begun: float, error: str | None = None
@@ -429,31 +443,25 @@ class PartitionedLoop(SubscriptionLoop[PartitionedState]):
                 scan = await self.journal.read(
                     position, state.room(), state.selection, [one.number for one in partitions]
                 )
-                scan = await self._without_done(position, scan)
+                scan = await self._without_done(scan)
             finally:
                 state.take_page(partitions, scan)
             await self.journal.commit([], self.member)
 
-    async def _without_done(self, position: int, scan: Scan) -> Scan:
+    async def _without_done(self, scan: Scan) -> Scan:
         """Leave out messages that were handled before a seek."""
-        if not self.state.keeps_done or not scan.records:
+        if not self.state.selection.keeps_done or not scan.records:
             return scan
-        done: set[int] = set()
-        while position < scan.upto:
-            rows = await self.journal.find(self.name, (State.DONE,), after=position)
-            done.update(row.offset for row in rows)
-            position = rows[-1].offset if rows else scan.upto
-        return scan._replace(
-            records=[one for one in scan.records if isinstance(one, int) or one.offset not in done]
-        )
+        kept = [await self.journal.row(self.name, _offset(one)) for one in scan.records]
+        left = [one for one, row in zip(scan.records, kept, strict=True) if row is None]
+        return scan._replace(records=left)
 
     async def _check_keys(self) -> None:
         """Let keys go on that have no row left."""
         state = self.state
-        states = [one for one in State if state.selection.blocks(one)]
         for key in list(state.unchecked):
             state.check(key)
-            if not await self.journal.find(self.name, states, key=key, limit=1):
+            if not await self.journal.find(self.name, tuple(State), key=key, limit=1):
                 state.unblock(key)
 
     async def _check_ownership(self) -> None:
@@ -479,7 +487,7 @@ class PartitionedLoop(SubscriptionLoop[PartitionedState]):
         for number in free[: max(most - len(mine), 0)]:
             cursor = await self.journal.acquire(self.member, name, number, state.selection)
             if cursor is not None:
-                blocked = await self.journal.blocked_keys(name, number, state.selection)
+                blocked = await self.journal.blocked_keys(name, number)
                 state.add(cursor, blocked)
                 self.look()
         if any(one.is_leaving for one in state.owned.values()):

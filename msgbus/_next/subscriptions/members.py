@@ -144,6 +144,14 @@ class Membership:
         await self._leave()
         return left
 
+    def abandon(self) -> None:
+        """End at once and write nothing, as a crash would."""
+        self._is_stopping = True
+        for task in self._tasks:
+            task.cancel()
+        for loop in self._loops:
+            loop.end()
+
     def _in_flight(self) -> int:
         return sum(len(loop.state.in_flight) for loop in self._loops)
 
@@ -200,9 +208,12 @@ class Membership:
 
     def _on_lost(self) -> None:
         """Cut off every handler at once, then start anew: others have the work now."""
+        if self.member is None:
+            return
         self.losses += 1
         self.member = None
         log.warning("member_lost", process=self._process)
+        self.journal.attach((), None)
         for loop in self._loops:
             loop.end()
         if self._runtime is not None and not self._is_stopping:
@@ -233,6 +244,9 @@ class Membership:
     async def _survey(self) -> None:
         """End members that are gone or silent, then share the partitions."""
         members = await self.journal.members()
+        if self.member is not None and self.member.id not in {one.id for one in members}:
+            self._on_lost()
+            return
         ended = [member for member in members if await self._ended(member)]
         if self.member is not None and any(loop.is_standby for loop in self._loops):
             await self._open()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
-from msgbus._next.journal.operations import Drop, Operation, Pass, Put
+from msgbus._next.journal.operations import Operation, Pass, Put
 from msgbus._next.journal.ports import Claim, Scan
 from msgbus._next.journal.records import Cursor, Member, Pending, Record, State
 from msgbus._next.subscriptions.in_flight import InFlight
@@ -38,18 +38,17 @@ class PartitionedState(SubscriptionState):
     def __init__(self, *args: Any, at_most_once: bool = False, **options: Any) -> None:
         super().__init__(*args, **options)
         self.owned: dict[int, Partition] = {}
-        self.unchecked: set[str] = set()
+        self.unchecked: dict[str, None] = {}
         """Keys of which a row has ended: the last one, maybe."""
         self._parked_since: set[str] = set()
         self._at_most_once = at_most_once
-        self._done: list[Pending] = []
-        """Rows of messages that were acknowledged ahead of the cursor."""
         self._pages: list[Page] = []
         self._fed: list[tuple[Partition, int, list[InFlight]]] = []
         """What the commit being written hands out, and up to where it looked."""
         self._before: dict[Partition, tuple[Cursor, int]] = {}
-        self._dropped: list[Pending] = []
         self._released: list[Partition] = []
+        self._has_parked = False
+        """The commit being written parks messages; the row before them may be gone by now."""
 
     def begin(self, member: Member) -> None:
         """Start anew as this member."""
@@ -57,7 +56,6 @@ class PartitionedState(SubscriptionState):
             super().begin(member)
             self.owned = {}
             self.unchecked.clear()
-            self._done = []
             self._pages = []
 
     # -- partitions ------------------------------------------------------------------------------
@@ -116,12 +114,13 @@ class PartitionedState(SubscriptionState):
             for row, record in claims:
                 attempt = row.attempt if alone else row.attempt + 1
                 partition = self.owned.get(row.partition)
-                one = InFlight(self.name, record, attempt, row.key, self.member, partition, row)
+                key = self.selection.order_key(record)
+                one = InFlight(self.name, record, attempt, key, self.member, partition, row)
                 if partition is not None:
                     partition.rows += 1
                 admitted.append(one)
                 if alone:
-                    self.in_flight.add(one)
+                    self.in_flight[one] = None
                 else:
                     self.admit(one)
             return admitted
@@ -150,21 +149,32 @@ class PartitionedState(SubscriptionState):
 
     def _check_later(self, *several: InFlight) -> None:
         """Find out whether their keys have rows left, now that theirs have changed."""
-        self.unchecked.update(
-            one.key for one in several if one.row is not None and one.key is not None
-        )
+        for one in several:
+            if one.row is not None and one.key is not None:
+                self.unchecked[one.key] = None
 
     def acknowledged_in_commit(self, one: InFlight) -> None:
         """End a delivery that a commit of the handler itself has acknowledged."""
         with self.lock:
-            if one.row is None and not self.keeps_done:
-                row = one.as_row(State.DONE, time=self.clock.time())._replace(key=None)
-                self._done.append(row)
+            one.is_marked = True
             super().acknowledged_in_commit(one)
             self._check_later(one)
 
     def _guard(self, one: InFlight) -> list[Operation]:
         return [] if one.row is not None or self._at_most_once else [one.fence()]
+
+    def _mark_handled(self, one: InFlight, time: float) -> list[Operation]:
+        """Return rows for earlier messages of its key that the cursor has not passed.
+
+        Without them, the next owner would deliver those again, after the row of this one.
+        """
+        handled: list[Operation] = []
+        for other in () if one.partition is None else one.partition.order:
+            is_before = other.key == one.key and other.offset < one.offset
+            if is_before and other.is_ended and not other.is_marked and other.row is None:
+                other.is_marked = True
+                handled.append(Put(other.as_row(State.DONE, time=time)))
+        return handled
 
     def _hold_back(self, one: InFlight) -> list[InFlight]:
         assert one.key is not None  # noqa: S101 (only a key can be held back)
@@ -176,7 +186,7 @@ class PartitionedState(SubscriptionState):
     def check(self, key: str) -> None:
         """Begin to find out whether a key has rows left."""
         with self.lock:
-            self.unchecked.discard(key)
+            self.unchecked.pop(key, None)
             self._parked_since.discard(key)
 
     def unblock(self, key: str) -> None:
@@ -192,7 +202,7 @@ class PartitionedState(SubscriptionState):
     def is_dirty(self) -> bool:
         """Whether something waits to be written."""
         return (
-            bool(self._notes or self._settled or self._pages or self._done)
+            bool(self._notes or self._settled or self._pages)
             or any(p.is_leaving and p.is_idle for p in self.owned.values())
             or any(self._has_moved(p) for p in self.owned.values())
         )
@@ -215,7 +225,6 @@ class PartitionedState(SubscriptionState):
             operations += self._feed(appended, before, opened)
         for partition in self.owned.values():
             operations += self._move(partition, opened.get(partition))
-        operations += self._forget_done()
         return operations
 
     def _feed(
@@ -257,7 +266,8 @@ class PartitionedState(SubscriptionState):
             if one.key is not None and one.key in partition.blocked:
                 self._parked_since.add(one.key)
                 self.counts.parked += 1
-                operations.append(Put(one.as_row(State.PARKED, time=self.clock.time(), attempt=0)))
+                self._has_parked = True
+                operations.append(Put(self._parked(one)))
             else:
                 handed[partition].append(one)
         for partition, several in handed.items():
@@ -300,16 +310,6 @@ class PartitionedState(SubscriptionState):
             self._released.append(partition)
         return [moved]
 
-    def _forget_done(self) -> list[Operation]:
-        passed = [row for row in self._done if self._is_passed(row)]
-        self._dropped = passed
-        self._done = [row for row in self._done if row not in passed]
-        return [Drop(row) for row in passed]
-
-    def _is_passed(self, row: Pending) -> bool:
-        partition = self.owned.get(row.partition)
-        return partition is not None and row.offset <= partition.cursor.acked
-
     def _kept(self) -> bool:
         is_fed = bool(self._fed)
         for partition, upto, several in self._fed:
@@ -321,21 +321,21 @@ class PartitionedState(SubscriptionState):
                 partition.advance()
         for partition in self._released:
             self.owned.pop(partition.number, None)
-        self._fed, self._before, self._dropped, self._released = [], {}, [], []
+        self._fed, self._before, self._released = [], {}, []
         return is_fed
 
     def _needs_look(self) -> bool:
-        return self.is_behind and self.has_low_stock
+        has_parked, self._has_parked = self._has_parked, False
+        return has_parked or (self.is_behind and self.has_low_stock)
 
     def _hand_out(self, one: InFlight, partition: Partition) -> None:
         if not self._at_most_once:
             partition.order.append(one)
         if one.key is not None and one.key in partition.blocked:
             # Blocked since it was taken: it has to wait in the journal, too.
-            self.in_flight.add(one)
-            row = one.as_row(State.PARKED, time=self.clock.time(), attempt=0)
+            self.in_flight[one] = None
             self._parked_since.add(one.key)
-            self._settled.append(Settlement((one,), (Put(row),)))
+            self._settled.append(Settlement((one,), (Put(self._parked(one)),)))
         else:
             self.admit(one)
 
@@ -343,5 +343,4 @@ class PartitionedState(SubscriptionState):
         for partition, (cursor, position) in self._before.items():
             partition.cursor, partition.position = cursor, position
             partition.is_reading = False
-        self._done += self._dropped
-        self._fed, self._before, self._dropped, self._released = [], {}, [], []
+        self._fed, self._before, self._released = [], {}, []

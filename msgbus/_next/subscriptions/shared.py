@@ -64,7 +64,7 @@ class SharedState(SubscriptionState):
         attempt = row.attempt if alone else row.attempt + 1
         one = InFlight(self.name, record, attempt, None, self.member, None, row)
         if alone:
-            self.in_flight.add(one)
+            self.in_flight[one] = None
         else:
             self.admit(one)
         return one

@@ -19,6 +19,7 @@ from msgbus._next.journal.records import (
     Letter,
     Member,
     Order,
+    Pending,
     Selection,
     State,
 )
@@ -66,8 +67,6 @@ class SubscriptionState(ABC):
         clock: Time.
         max_in_flight: Deliveries that may run at the same time.
         buffer: Messages that are handed out at most.
-        keeps_done: Keep rows of acknowledged messages, so that none is delivered again
-            (`idempotent=True`).
     """
 
     def __init__(
@@ -78,13 +77,11 @@ class SubscriptionState(ABC):
         *,
         max_in_flight: int = 1,
         buffer: int = 1000,
-        keeps_done: bool = False,
     ) -> None:
         self.name = name
         self.selection = selection
         self.clock = clock
         self.max_in_flight = max_in_flight
-        self.keeps_done = keeps_done
         self.counts = DeliveryCounts()
         self.member: Member | None = None
         self.head = 0
@@ -98,7 +95,7 @@ class SubscriptionState(ABC):
         """What rode in a commit was refused: ownership has to be read again."""
         self.lock = threading.RLock()
         self.ready: deque[InFlight] = deque()
-        self.in_flight: set[InFlight] = set()
+        self.in_flight: dict[InFlight, None] = {}
         """Deliveries that were handed out and have not ended."""
         self._running: dict[str, int] = {}
         self._behind: dict[str, deque[InFlight]] = {}
@@ -150,7 +147,7 @@ class SubscriptionState(ABC):
 
     def admit(self, one: InFlight) -> None:
         """Hand out a delivery, behind those of its key that are not done."""
-        self.in_flight.add(one)
+        self.in_flight[one] = None
         one.received = self.clock.time()
         key = one.key
         if key is None:
@@ -166,7 +163,7 @@ class SubscriptionState(ABC):
 
     def _release(self, one: InFlight) -> None:
         """End a delivery: the next of its key may begin."""
-        self.in_flight.discard(one)
+        self.in_flight.pop(one, None)
         key = one.key
         if key is None or key not in self._running:
             return
@@ -195,7 +192,7 @@ class SubscriptionState(ABC):
                     self.ready.remove(one)
                 elif one.key in self._behind and one in self._behind[one.key]:
                     self._behind[one.key].remove(one)
-                    self.in_flight.discard(one)
+                    self.in_flight.pop(one, None)
                     continue
                 else:
                     running.append(one)
@@ -225,8 +222,8 @@ class SubscriptionState(ABC):
             self._release(one)
 
     def _acknowledgement(self, one: InFlight) -> list[Operation]:
-        if self.keeps_done:
-            row = one.as_row(State.DONE, time=self.clock.time())
+        if self.selection.keeps_done:
+            row = one.as_row(State.KEPT, time=self.clock.time())
             return [*self._guard(one), Put(row, promote=True)]
         return [] if one.row is None else [Drop(one.row)]
 
@@ -257,18 +254,16 @@ class SubscriptionState(ABC):
                 self.counts.stale += 1
                 return
             time = self.clock.time()
-            holds = one.key is not None and self.selection.blocks(state)
-            row = one.as_row(state, time=time, due=due, error=error)
+            holds = one.key is not None and self.selection.holds(state)
+            row = one.as_row(state, time=time, due=due, error=error, holds=holds)
             operations: list[Operation] = [*self._guard(one), Put(row, letter, promote=not holds)]
             if reply is not None:
                 operations.append(reply)
             ended = [one]
             if holds:
+                operations += self._mark_handled(one, time)
                 behind = self._hold_back(one)
-                operations += [
-                    Put(other.as_row(State.PARKED, time=time, attempt=other.attempt - 1))
-                    for other in behind
-                ]
+                operations += [Put(self._parked(other)) for other in behind]
                 ended += behind
                 self.counts.parked += len(behind)
             self._settled.append(Settlement(ended, operations))
@@ -276,6 +271,16 @@ class SubscriptionState(ABC):
     @abstractmethod
     def _guard(self, one: InFlight) -> list[Operation]:
         """Return what has to hold before a message gets its first row."""
+
+    def _parked(self, one: InFlight) -> Pending:
+        """Return the row of a message that waits for an earlier one of its key."""
+        attempt = one.attempt - 1
+        return one.as_row(State.PARKED, time=self.clock.time(), attempt=attempt, holds=True)
+
+    def _mark_handled(self, one: InFlight, time: float) -> list[Operation]:
+        """Return rows for earlier messages of its key that the cursor has not passed."""
+        del one, time
+        return []
 
     def _hold_back(self, one: InFlight) -> list[InFlight]:
         """Take back those behind a delivery that holds its key."""

@@ -102,6 +102,7 @@ class Cluster:
         self.parks = options.pop("parks", False)
         self.partitions = options.pop("partitions", 4)
         self.text = options.pop("text", "")
+        self.keeps_done = options.pop("keeps_done", False)
         self.max_in_flight = options.pop("max_in_flight", 1 if mode == "exclusive" else 4)
         self.options = options
 
@@ -117,6 +118,7 @@ class Cluster:
             order=order,
             partitions=self.partitions if order is Order.KEY else 1,
             parks=self.parks,
+            keeps_done=self.keeps_done,
             text=self.text,
         )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from msgbus._next.journal.operations import Drop, Put
+from msgbus._next.journal.errors import StaleError
+from msgbus._next.journal.operations import Drop, Put, Seek
 from msgbus._next.journal.records import State
 from msgbus._next.subscriptions.in_flight import InFlight
 from msgbus.handlers.delivery import Poison
@@ -189,23 +190,43 @@ async def test_a_blocked_subscription_stops_at_its_message_until_it_is_resumed()
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_row_that_somebody_discarded_while_it_ran_stops_nothing(mode: str) -> None:
+async def test_a_row_that_is_in_flight_cannot_be_discarded_by_others(mode: str) -> None:
+    refused: list[str] = []
+
+    async def discard(process: Process, one: InFlight) -> None:
+        (row,) = await them.rows(State.CLAIMED)
+        with pytest.raises(StaleError, match="in flight in another process"):
+            await them.journal.commit([Drop(row)])
+        refused.append(row.state)
+
     async with cluster(mode, retry=LONG) as them:
-        failing = Failing(1)
-        them.handler = failing
+        them.handler = Failing(1)
+        await them.publish((1, "a"))
+        await them.settled()
+        them.handler = discard
+        await them.until_handled(1, within=120.0)
+        await them.settled()
+
+        assert refused == [State.CLAIMED]
+        assert await them.rows() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_row_that_a_seek_removed_while_it_ran_stops_nothing(mode: str) -> None:
+    async with cluster(mode, retry=LONG) as them:
+        them.handler = Failing(1)
         await them.publish((1, "a"))
         await them.settled()
 
-        async def discard(process: Process, one: InFlight) -> None:
-            if number_of(one) == 1:
-                (row,) = await them.rows(State.CLAIMED)
-                await them.journal.commit([Drop(row)])
+        async def seek(process: Process, one: InFlight) -> None:
+            if number_of(one) == 1 and not them.handled:
+                await them.journal.commit([Seek(them.name, 0)])
 
-        them.handler = discard
+        them.handler = seek
         await them.until_handled(1, within=120.0)
         await them.publish((2, "a"), (3, "b"))
         await them.until_handled(2, 3)
         await them.settled()
 
         assert await them.rows() == []
-        assert them.processes[0].loop.state.counts.stale == 1
+        assert them.handled == ([1, 2, 3] if mode == "queue" else [1, 1, 2, 3])
