@@ -1,0 +1,265 @@
+"""Members, the partitions they own and the rows they claim: steps inside one transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, final
+
+from msgbus._next.journal import rows
+from msgbus._next.journal.errors import MemberEndedError
+from msgbus._next.journal.operations import Operation, Pass
+from msgbus._next.journal.ports import Claim
+from msgbus._next.journal.records import (
+    Appended,
+    Cursor,
+    Member,
+    Pending,
+    Record,
+    Selection,
+    State,
+)
+from msgbus._next.journal.sqlite.columns import PENDING
+from msgbus._next.journal.sqlite.reads import SCAN
+from msgbus._next.journal.sqlite.store import Store
+
+_OWNED: Final = (
+    f"SELECT {PENDING} FROM msgbus_pending INDEXED BY msgbus_pending_owner WHERE owner = ?"  # noqa: S608
+)
+_UNREADABLE: Final = "The message is damaged or missing."
+
+
+@final
+class JournalSteps:
+    """Every step of a commit that is more than a list of operations."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._connection = store.transaction.connection
+        self._reader = store.reader
+        self._known: set[int] = set()
+        """Members that were seen in this transaction."""
+
+    def begin(self, *, is_feeding: bool) -> None:
+        """Begin a transaction."""
+        self._known.clear()
+        self.store.transaction.begin(is_feeding=is_feeding)
+
+    def commit(self, operations: Sequence[Operation], member: Member | None) -> list[Appended]:
+        """Apply operations; see `Log.commit`."""
+        if member is not None:
+            self.require(member)
+        return self.store.apply(operations, member)
+
+    # -- members -------------------------------------------------------------------------------
+
+    def has(self, member: int) -> bool:
+        """Tell whether a member exists."""
+        if member not in self._known:
+            query = "SELECT 1 FROM msgbus_members WHERE id = ?"
+            if self._connection.execute(query, (member,)).fetchone() is None:
+                return False
+            self._known.add(member)
+        return True
+
+    def require(self, member: Member) -> None:
+        """Raise unless the member exists."""
+        if not self.has(member.id):
+            raise MemberEndedError(member)
+
+    def join(self, process: str, serves: Mapping[str, str]) -> Member:
+        """Add a member."""
+        inserted = self._connection.execute(
+            "INSERT INTO msgbus_members (process, serves, renewals) VALUES (?, ?, 0)",
+            (process, json.dumps(dict(serves))),
+        )
+        return Member(inserted.lastrowid or 0, process, dict(serves), 0)
+
+    def count_renewal(self, member: int) -> bool:
+        """Show that a member is alive; tell whether it exists."""
+        changed = self._connection.execute(
+            "UPDATE msgbus_members SET renewals = renewals + 1 WHERE id = ?", (member,)
+        )
+        if changed.rowcount == 1:
+            self._known.add(member)
+        return changed.rowcount == 1
+
+    def renew(self, member: Member) -> Member:
+        """Show that the member is alive; see `Members.renew`."""
+        if not self.count_renewal(member.id):
+            raise MemberEndedError(member)
+        self._connection.execute(
+            "UPDATE msgbus_members SET process = ?, serves = ? WHERE id = ?",
+            (member.process, json.dumps(dict(member.serves)), member.id),
+        )
+        query = "SELECT renewals FROM msgbus_members WHERE id = ?"
+        (renewals,) = self._connection.execute(query, (member.id,)).fetchone()
+        return member._replace(renewals=renewals)
+
+    def end(self, member: Member) -> bool:
+        """Delete a member that was not renewed since it was read; see `Members.end`."""
+        deleted = self._connection.execute(
+            "DELETE FROM msgbus_members WHERE id = ? AND renewals = ?", (member.id, member.renewals)
+        )
+        if deleted.rowcount != 1:
+            return False
+        self._known.discard(member.id)
+        self.store.rows.acting = member.id
+        owned = self._sound(self._reader.pending(_OWNED, (member.id,)))
+        self.store.rows.update(
+            [row.moved(State.WAITING, time=row.time, due=0.0, alone=True) for row in owned]
+        )
+        self.store.set_cursors(
+            cursor._replace(owner=None)
+            for cursor in self._reader.cursors()
+            if cursor.owner == member.id
+        )
+        return True
+
+    def _sound(self, found: Sequence[Pending]) -> list[Pending]:
+        """Set aside the rows that are damaged; return the others."""
+        self.store.rows.set_aside(row for row in found if row.state is State.DAMAGED)
+        return [row for row in found if row.state is not State.DAMAGED]
+
+    # -- partitions ----------------------------------------------------------------------------
+
+    def open(self, name: str, selection: Selection, start: int) -> list[Cursor]:
+        """Return the cursors of a subscription, made if it is new; see `Members.open`."""
+        stored = self._reader.cursors(name)
+        start = min(start, self.store.transaction.head)
+        found = stored or [
+            Cursor(name, partition, start, start, None, 0, selection.text)
+            for partition in range(selection.partitions)
+        ]
+        if len(found) != selection.partitions:
+            raise rows.other_partitions(name, len(found), selection.partitions)
+        text = found[0].selection
+        if all(member.serves.get(name) != text for member in self._reader.members()):
+            found = [cursor._replace(selection=selection.text) for cursor in found]
+        if found != stored:
+            self.store.set_cursors(found)
+        return found
+
+    def acquire(
+        self, member: Member, name: str, partition: int, selection: Selection
+    ) -> Cursor | None:
+        """Take a partition that has no owner; see `Members.acquire`."""
+        self.require(member)
+        cursor = self._opened(name, partition)
+        if cursor.owner is not None:
+            return None
+        self._add_doubtful(cursor, selection)
+        taken = cursor._replace(acked=cursor.fetched, owner=member.id, epoch=cursor.epoch + 1)
+        self.store.set_cursors([taken])
+        self.store.rows.forget_done(taken)
+        return taken
+
+    def _add_doubtful(self, cursor: Cursor, selection: Selection) -> None:
+        """Add rows for what may have been in flight in the process of the last owner."""
+        name, partition, after = cursor.name, cursor.partition, cursor.acked
+        if after >= cursor.fetched:
+            return
+        held = self._reader.held(name, partition)
+        present = self._reader.offsets(name, after, cursor.fetched)
+        while after < cursor.fetched:
+            scan = self._reader.scan(after, cursor.fetched, SCAN, selection, (partition,))
+            after = scan.upto
+            self.store.rows.insert(
+                [
+                    rows.doubtful(name, one, partition, selection, held)
+                    if isinstance(one, Record)
+                    else _unreadable(name, one, partition)
+                    for one in scan.records
+                    if _offset(one) not in present
+                ]
+            )
+
+    def _opened(self, name: str, partition: int) -> Cursor:
+        cursor = self._reader.cursor(name, partition)
+        if cursor is None:
+            raise rows.removed(name)
+        return cursor
+
+    # -- claims --------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        member: Member,
+        name: str,
+        limit: int,
+        now: float,
+        *,
+        selection: Selection | None = None,
+        partitions: Collection[int] | None = None,
+        alone: bool = False,
+    ) -> list[Claim]:
+        """Claim rows that are due; see `Deliveries.claim`."""
+        self.require(member)
+        self.store.rows.acting = member.id
+        claims = self._claim_due(member, name, limit, now, partitions, alone=alone)
+        room = limit - len(claims)
+        if selection is not None and room > 0 and not alone:
+            claims += self._claim_new(member, name, room, now, selection)
+        return claims
+
+    def _claim_due(
+        self,
+        member: Member,
+        name: str,
+        limit: int,
+        now: float,
+        partitions: Collection[int] | None,
+        *,
+        alone: bool,
+    ) -> list[Claim]:
+        while True:
+            found = self._reader.due_rows(name, now, limit, partitions, alone=alone)
+            sound = self._sound(found)
+            records = self._reader.messages([row.offset for row in sound if row.body is None])
+            claims: list[Claim] = []
+            lost: list[Pending] = []
+            for row in sound:
+                record = row.body or records.get(row.offset)
+                if record is None:
+                    lost.append(row.moved(State.DAMAGED, time=now, error=_UNREADABLE))
+                else:
+                    claims.append(Claim(rows.claimed(row, member, now, alone=alone), record))
+            self.store.rows.update([*(claim.row for claim in claims), *lost])
+            if claims or not found:
+                return claims
+
+    def _claim_new(
+        self, member: Member, name: str, limit: int, now: float, selection: Selection
+    ) -> list[Claim]:
+        """Claim messages beyond the cursor."""
+        cursor = self._opened(name, 0)
+        head = self.store.transaction.head
+        scan = self._reader.scan(cursor.acked, head, limit, selection)
+        if scan.upto == cursor.acked == cursor.fetched:
+            self.store.rows.forget_done(cursor)
+            return []  # and nothing is written: idle members ask often
+        present = self._reader.offsets(name, cursor.acked, scan.upto)
+        new = [one for one in scan.records if _offset(one) not in present]
+        claims = [
+            Claim(rows.newly_claimed(name, one, member, now), one)
+            for one in new
+            if isinstance(one, Record)
+        ]
+        self.store.rows.insert(
+            [
+                *(claim.row for claim in claims),
+                *(_unreadable(name, one, 0) for one in new if isinstance(one, int)),
+            ]
+        )
+        self.store.apply([Pass(cursor, scan.upto, scan.upto)], member)
+        return claims
+
+
+def _offset(one: Record | int) -> int:
+    return one if isinstance(one, int) else one.offset
+
+
+def _unreadable(name: str, offset: int, partition: int) -> Pending:
+    """Make the row of a message that is damaged."""
+    state, error = State.DAMAGED, _UNREADABLE
+    return Pending(name, offset, partition, None, state, 0, None, None, 1, False, error, 0.0)

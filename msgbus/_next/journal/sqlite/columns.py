@@ -1,0 +1,246 @@
+"""Rows of the tables beside the log: values to SQL parameters and back.
+
+Each has a checksum that covers all its columns, the key included.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from msgbus._next.journal.records import (
+    Cursor,
+    DeliveryRecord,
+    Instance,
+    Letter,
+    Pending,
+    Result,
+    State,
+)
+from msgbus._next.journal.sqlite.messages import DAMAGE, NONE, decoded, pack, unpack
+from msgbus._next.journal.sqlite.statements import Row
+
+if TYPE_CHECKING:
+    from msgbus.journal.codec import PayloadCodec
+
+PENDING: Final = (
+    "subscription, offset, partition, key, state, attempt, due, owner, version, alone, error, "
+    "time, body, unique_key, crc"
+)
+PLAIN_PENDING: Final = "subscription, offset, state, due, owner, time, crc"
+"""What differs from the default in a new row without a key."""
+
+CURSOR: Final = "name, partition, acked, fetched, owner, epoch, selection, crc"
+LETTER: Final = f"subscription, offset, {', '.join(Letter._fields)}, crc"
+DELIVERY: Final = "offset, handler, time, attempt, message_id, outcome, wait, run, error"
+RESULT: Final = "message_id, body, error, time, crc"
+INSTANCE: Final = "name, key, state, wake, version, crc"
+
+_STATES: Final = {str(state): state for state in State}
+_NEVER: Final = float("-inf")
+_numbers: Final = Struct("<qqqqqqdd").pack
+
+
+def checksum(*fields: object) -> int:
+    """Return a CRC of plain values."""
+    # Not repr(): what that escapes depends on the version of Python.
+    return crc32(ascii(fields).encode())
+
+
+def _pending_checksum(
+    subscription: str,
+    offset: int,
+    partition: int,
+    key: str | None,
+    state: str,
+    attempt: int,
+    due: float | None,
+    owner: int | None,
+    version: int,
+    alone: int,
+    error: str | None,
+    time: float,
+    body: bytes | None,
+    unique: str | None,
+) -> int:
+    numbers = _numbers(
+        offset,
+        partition,
+        attempt,
+        -1 if owner is None else owner,
+        version,
+        alone,
+        _NEVER if due is None else due,
+        time,
+    )
+    if key is error is unique is None:
+        text = f"{subscription}\x1f{state}\x1f{NONE}\x1f{NONE}\x1f{NONE}"
+    else:
+        texts = [NONE if text is None else text for text in (key, error, unique)]
+        text = "\x1f".join((subscription, state, *texts))
+    crc = crc32(text.encode(), crc32(numbers))
+    return crc if body is None else crc32(body, crc)
+
+
+def pending_row(row: Pending, codec: PayloadCodec | None) -> Row:
+    """Return what to write for a row: values of `PENDING`."""
+    body = None if row.body is None else pack(row.body, codec)
+    columns = (
+        *row[:4],
+        row.state._value_,
+        row.attempt,
+        None if row.due is None else float(row.due),
+        *(row.owner, row.version, int(row.alone), row.error, float(row.time), body, row.unique),
+    )
+    return *columns, _pending_checksum(*columns)
+
+
+def new_row(row: Pending, codec: PayloadCodec | None) -> Row:
+    """Return what to insert for a row: `PLAIN_PENDING` if that is enough, or `PENDING`."""
+    (
+        subscription,
+        offset,
+        partition,
+        key,
+        state,
+        attempt,
+        due,
+        owner,
+        version,
+        alone,
+        error,
+        time,
+        body,
+        unique,
+    ) = row
+    is_plain = key is None and error is None and body is None and unique is None
+    if partition or attempt or alone or version != 1 or not is_plain:
+        return pending_row(row, codec)
+    word = state._value_
+    crc = _pending_checksum(
+        *(subscription, offset, 0, None, word, 0, due, owner, 1, 0, None, time, None, None)
+    )
+    return subscription, offset, word, due, owner, time, crc
+
+
+def read_pending(row: Row, codec: PayloadCodec | None) -> Pending:
+    """Return the row of `PENDING`; one that is damaged as `DAMAGED`."""
+    try:
+        if _pending_checksum(*row[:-1]) == row[-1]:
+            values = list(row[:-1])
+            values[4], values[9] = _STATES[row[4]], bool(row[9])
+            values[12] = None if row[12] is None else unpack(row[12], codec)
+            return Pending._make(values)
+    except DAMAGE:
+        pass
+    return _damaged_row(row)
+
+
+def _damaged_row(row: Row) -> Pending:
+    """Keep of a damaged row what has the right type."""
+    subscription, offset, partition, key, _, attempt, _, _, version, _, _, time, *_ = row
+    return Pending(
+        subscription,
+        offset,
+        number(partition),
+        text(key),
+        State.DAMAGED,
+        number(attempt),
+        None,
+        None,
+        number(version),
+        False,
+        "The row is damaged: its checksum does not fit.",
+        time if isinstance(time, float) else 0.0,
+    )
+
+
+def number(value: object) -> int:
+    """Return a stored number; 0 if it is none."""
+    return value if isinstance(value, int) else 0
+
+
+def text(value: object) -> str | None:
+    """Return a stored text; `None` if it is none."""
+    # Surrogates stand for bytes that are no text.
+    is_text = isinstance(value, str) and not any("\ud800" <= one <= "\udfff" for one in value)
+    return str(value) if is_text else None
+
+
+def _plain(value: object) -> object:
+    return int(value) if isinstance(value, bool) else value
+
+
+# -- the others ----------------------------------------------------------------------------------
+
+
+def cursor_row(cursor: Cursor) -> Row:
+    """Return what to write for a cursor: values of `CURSOR`."""
+    return *cursor, checksum(*cursor)
+
+
+def read_cursor(row: Row) -> Cursor | None:
+    """Return the cursor of a row of `CURSOR`; `None` if it is damaged."""
+    return Cursor._make(row[:-1]) if checksum(*row[:-1]) == row[-1] else None
+
+
+def letter_row(row: Pending, letter: Letter) -> Row:
+    """Return what to write for the letter of a row: values of `LETTER`."""
+    plain = letter._replace(
+        first_attempt=float(letter.first_attempt), last_attempt=float(letter.last_attempt)
+    )
+    columns = (row.subscription, row.offset, *map(_plain, plain))
+    return *columns, checksum(*columns)
+
+
+def read_letter(row: Row) -> Letter | None:
+    """Return the letter of a row of `LETTER`; `None` if it is damaged."""
+    if checksum(*row[:-1]) != row[-1]:
+        return None
+    letter = Letter._make(row[2:-1])
+    return letter._replace(answered=bool(letter.answered))
+
+
+def result_row(
+    message_id: str, body: bytes | None, error: str | None, time: float, codec: PayloadCodec | None
+) -> Row:
+    """Return what to write for a result: values of `RESULT`."""
+    if codec is not None and body is not None:
+        body = codec.encode(body)
+    columns = (message_id, body, error, float(time))
+    return *columns, checksum(*columns)
+
+
+def read_result(row: Row, codec: PayloadCodec | None) -> Result | None:
+    """Return the result of a row of `RESULT`; `None` if it is damaged."""
+    if checksum(*row[:-1]) != row[-1]:
+        return None
+    result = Result._make(row[:-1])
+    if codec is None or result.body is None:
+        return result
+    return result._replace(body=decoded(codec, result.body, result.message_id))
+
+
+def instance_row(instance: Instance, codec: PayloadCodec | None) -> Row:
+    """Return what to write for an instance: values of `INSTANCE`."""
+    name, key, state, wake, version = instance
+    state = state if codec is None else codec.encode(state)
+    columns = (name, key, state, None if wake is None else float(wake), version)
+    return *columns, checksum(*columns)
+
+
+def read_instance(row: Row, codec: PayloadCodec | None) -> Instance | None:
+    """Return the instance of a row of `INSTANCE`; `None` if it is damaged."""
+    if checksum(*row[:-1]) != row[-1]:
+        return None
+    instance = Instance._make(row[:-1])
+    if codec is None:
+        return instance
+    return instance._replace(state=decoded(codec, instance.state, instance.key))
+
+
+def delivery_row(delivery: DeliveryRecord) -> Row:
+    """Return what to write for a delivery: values of `DELIVERY`."""
+    message_id, handler, attempt, outcome, wait, run, time, error, offset = delivery
+    return offset or 0, handler, time, attempt, message_id, outcome._value_, wait, run, error

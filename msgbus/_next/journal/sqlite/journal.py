@@ -1,0 +1,352 @@
+"""`SqliteJournal`: a journal in one file, with a thread that writes and readers beside it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial, wraps
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, final
+
+import anyio
+import anyio.to_thread
+
+from msgbus._next.journal.operations import Append, Operation
+from msgbus._next.journal.ports import CommitParticipant
+from msgbus._next.journal.records import Appended, Member, Pending, Promises, State
+from msgbus._next.journal.sqlite.changes import ChangeDetector
+from msgbus._next.journal.sqlite.claims import JournalSteps
+from msgbus._next.journal.sqlite.reads import TableReader
+from msgbus._next.journal.sqlite.renewals import JoinedMember
+from msgbus._next.journal.sqlite.row_reads import Source
+from msgbus._next.journal.sqlite.schema import open_writer
+from msgbus._next.journal.sqlite.store import Store
+from msgbus._next.journal.sqlite.writer import CommitWriter
+from msgbus.errors import JournalOpenError
+from msgbus.journal.sqlite.faults import closed, translated
+from msgbus.journal.sqlite.files import (
+    MEMORY,
+    Connect,
+    connect,
+    open_reader,
+    parse_url,
+)
+from msgbus.journal.sqlite.readers import Readers
+from msgbus.journal.watch import Watch
+from msgbus.runtime.clock import Clock, SystemClock
+
+if TYPE_CHECKING:
+    from msgbus.journal.codec import PayloadCodec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_PROMISES: Final = Promises(
+    survives_kill=True,
+    survives_power_cut=True,
+    survives_node_loss=False,
+    dedupe_window=None,
+    failover=0.5,
+    is_ordered=True,
+)
+
+
+def _reads(
+    step: Callable[Concatenate[TableReader, P], T],
+) -> Callable[Concatenate[SqliteJournal, P], CoroutineType[Any, Any, T]]:
+    """Make a method of the journal that reads."""
+
+    @wraps(step)
+    async def read(self: SqliteJournal, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.read_tables(lambda reader: step(reader, *args, **kwargs))
+
+    return read  # type: ignore[return-value]  # mypy and pyright differ on `async def`
+
+
+def _writes(
+    step: Callable[Concatenate[JournalSteps, P], T],
+) -> Callable[Concatenate[SqliteJournal, P], CoroutineType[Any, Any, T]]:
+    """Make a method of the journal that is a commit of its own."""
+
+    @wraps(step)
+    async def write(self: SqliteJournal, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.write_tables(lambda steps: step(steps, *args, **kwargs))
+
+    return write  # type: ignore[return-value]  # as above
+
+
+@final
+class SqliteJournal:
+    """A journal in one SQLite file, durable at every commit that returned.
+
+    The file is opened at once, and made if it is new. Several processes may have it open.
+
+    Args:
+        url: A path or a URL: `shop.db`, `sqlite:///shop.db`, `sqlite:////var/lib/shop.db`,
+            `sqlite:///:memory:`; `?adopt=true&lock_timeout=5` may follow.
+        clock: Time for waiting.
+        codec: Encrypts or signs payloads, results and the state of instances.
+        lock_timeout: Seconds to wait for other processes.
+        adopt: Whether the journal may live in a database with tables of yours.
+
+    Raises:
+        JournalOpenError: The file cannot be opened, is not a journal, or one of another version.
+        JournalLockedError: Another process holds it.
+        JournalCorruptError: It is damaged.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        clock: Clock | None = None,
+        codec: PayloadCodec | None = None,
+        lock_timeout: float = 30.0,
+        adopt: bool = False,
+        _connect: Connect = connect,
+    ) -> None:
+        path, text = parse_url(str(url))
+        options: dict[str, Any] = {"lock_timeout": lock_timeout, "adopt": adopt}
+        options |= _options(text, str(url))
+        lock_timeout, is_memory = options["lock_timeout"], path == MEMORY
+        self.path = path
+        self._source = Source(path, codec)
+        self._readers = None if is_memory else Readers(path, lock_timeout, _connect)
+        self._detector: ChangeDetector | None = None
+        self._is_closed = False
+        with ExitStack() as opened, translated(path):
+            self._connection = open_writer(
+                path, lock_timeout, adopt=options["adopt"], connect=_connect
+            )
+            opened.callback(self._connection.close)
+            if not is_memory:
+                reader = open_reader(path, 0.0, _connect)
+                self._detector = ChangeDetector(reader, self._source)
+                opened.callback(self._detector.close)
+            steps = JournalSteps(Store(self._connection, self._source))
+            self._watch = Watch(clock or SystemClock(), self._detector)
+            self._watch.head = steps.store.reader.head()
+            opened.pop_all()  # from here on `close` sees to it
+        self._writer = CommitWriter(steps, self._watch.tell)
+
+    def __repr__(self) -> str:
+        return f"<SqliteJournal {self.path}>"
+
+    @property
+    def promises(self) -> Promises:
+        """What a commit has reached when it returns."""
+        if self._readers is None:
+            return replace(_PROMISES, survives_kill=False, survives_power_cut=False)
+        return _PROMISES
+
+    # -- where things run --------------------------------------------------------------------
+
+    async def write_tables(self, work: Callable[[JournalSteps], T]) -> T:
+        """Run `work` inside the next commit; for the methods below."""
+        return cast("T", await self._writer.run(self._writer.request(work)))
+
+    async def read_tables(self, function: Callable[[TableReader], T]) -> T:
+        """Run `function` on a snapshot; for the methods below."""
+        if self._readers is not None:
+            return await self._readers.run(
+                lambda connection: function(TableReader(connection, self._source))
+            )
+        # A database in memory has one connection only.
+        request = self._writer.request(lambda steps: function(steps.store.reader))
+        request.is_read = True
+        return cast("T", await self._writer.run(request))
+
+    # -- Log ---------------------------------------------------------------------------------
+
+    async def commit(
+        self, operations: Sequence[Operation], member: Member | None = None
+    ) -> list[Appended]:
+        """Apply all of this or nothing; see `Log.commit`."""
+        writer = self._writer
+        if member is None and operations and all(type(one) is Append for one in operations):
+            appends = cast("Sequence[Append]", operations)
+            request = writer.request(None, appends, len(operations))
+        else:
+            work: Callable[[JournalSteps], list[Appended]] = lambda steps: steps.commit(  # noqa: E731
+                operations, member
+            )
+            request = writer.request(work, weight=len(operations) or 1)
+        return cast("list[Appended]", await writer.run(request))
+
+    read = _reads(TableReader.read)
+    head = _reads(TableReader.head)
+
+    async def changed(self, since: int, timeout: float | None = None) -> int:
+        """Return a number that grows with commits; see `Log.changed`."""
+        self._require_open()
+        watch = self._watch
+        await watch.until(lambda: watch.version != since, timeout)
+        self._require_open()
+        return watch.version
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise closed(self.path)
+
+    async def close(self) -> None:
+        """Write what has arrived, end the thread and close the file; may be called again."""
+        thread = self._writer.close()
+        with anyio.CancelScope(shield=True):
+            if thread is not None:
+                await anyio.to_thread.run_sync(thread.join)
+            if not self._is_closed:
+                self._is_closed = True
+                self._watch.tell(0)  # those who wait for a change need not wait for ever
+                await anyio.to_thread.run_sync(self._release)
+
+    def _release(self) -> None:
+        if self._readers is not None:
+            self._readers.close()
+        if self._detector is not None:
+            self._detector.close()
+        # Last: the one that closes last moves the log into the file.
+        self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the journal itself."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close it."""
+        await self.close()
+
+    # -- Members -----------------------------------------------------------------------------
+
+    async def join(
+        self,
+        process: str,
+        serves: Mapping[str, str],
+        *,
+        every: float | None = None,
+        on_lost: Callable[[], object] | None = None,
+    ) -> Member:
+        """Become a member; see `Members.join`."""
+        request = self._writer.request(lambda steps: steps.join(process, serves))
+        renewals, runtime = self._writer.renewals, request.runtime
+
+        def begin(member: Member) -> None:
+            if not request.is_abandoned:
+                renewals.add(JoinedMember(member.id, every, on_lost, runtime))
+
+        request.on_commit = begin
+        try:
+            return cast("Member", await self._writer.run(request))
+        except BaseException:
+            if isinstance(request.value, Member):
+                # Nobody knows of it: without renewals others will end it.
+                renewals.drop(request.value.id)
+            raise
+
+    async def end(self, member: Member) -> bool:
+        """Delete a member that was not renewed since it was read; see `Members.end`."""
+        request = self._writer.request(lambda steps: steps.end(member))
+
+        def forget(is_ended: bool) -> None:
+            if is_ended:
+                self._writer.renewals.drop(member.id)  # it is not lost: this process ended it
+
+        request.on_commit = forget
+        return cast("bool", await self._writer.run(request))
+
+    renew = _writes(JournalSteps.renew)
+    members = _reads(TableReader.members)
+    open = _writes(JournalSteps.open)
+    cursors = _reads(TableReader.cursors)
+    acquire = _writes(JournalSteps.acquire)
+
+    # -- Deliveries --------------------------------------------------------------------------
+
+    def attach(self, participants: Sequence[CommitParticipant], member: Member | None) -> None:
+        """Let these ride in every commit; see `Deliveries.attach`."""
+        self._writer.attach(participants, member)
+
+    claim = _writes(JournalSteps.claim)
+
+    # -- Rows --------------------------------------------------------------------------------
+
+    find = _reads(TableReader.find)
+    count = _reads(TableReader.count)
+    blocked_keys = _reads(TableReader.blocked_keys)
+    next_due = _reads(TableReader.next_due)
+    row = _reads(TableReader.row)
+    record = _reads(TableReader.record)
+    letter = _reads(TableReader.letter)
+    result = _reads(TableReader.result)
+    instance = _reads(TableReader.instance)
+    due_instances = _reads(TableReader.due_instances)
+
+    async def due(self, name: str, now: float, limit: int = 100) -> list[Pending]:
+        """Return waiting rows whose time has come; damaged ones are set aside."""
+        while True:
+            found = await self.read_tables(lambda reader: reader.due(name, now, limit))
+            damaged = [row for row in found if row.state is State.DAMAGED]
+            if not damaged:
+                return found
+            await self.write_tables(partial(_set_aside, damaged))
+
+    # -- Tables ------------------------------------------------------------------------------
+
+    async def transact(
+        self,
+        function: Callable[[sqlite3.Connection], T],
+        operations: Sequence[Operation] = (),
+        *,
+        member: Member | None = None,
+    ) -> T:
+        """Run SQL of the user inside the next commit, with these operations, all or nothing.
+
+        Args:
+            function: Called with the connection on the writer's thread. It must be quick, and
+                cannot end the transaction.
+            operations: Applied after it.
+            member: Refuse it if this member was ended.
+
+        Raises:
+            ForbiddenStatementError: It tried a COMMIT, a PRAGMA, an ATTACH or the like.
+            StaleError: A guard fails, or `member` was ended. Nothing is written.
+        """
+
+        def work(steps: JournalSteps) -> T:
+            if member is not None:
+                steps.require(member)
+            value = steps.store.transaction.call(function)
+            steps.store.apply(operations, member)
+            return value
+
+        request = self._writer.request(work, weight=len(operations) + 1)
+        request.is_of_user = True
+        return cast("T", await self._writer.run(request))
+
+
+def _set_aside(damaged: Sequence[Pending], steps: JournalSteps) -> None:
+    steps.store.rows.set_aside(damaged)
+
+
+def _options(text: dict[str, str], url: str) -> dict[str, Any]:
+    """Return the options of a URL, with their types.
+
+    Raises:
+        JournalOpenError: An option is unknown, or its value makes no sense.
+    """
+    try:
+        return {name: _OPTIONS[name](value) for name, value in text.items()}
+    except (KeyError, ValueError) as error:
+        message = (
+            f"{url!r} has an option that makes no sense ({error}). "
+            f"Known are: {', '.join(_OPTIONS)}."
+        )
+        raise JournalOpenError(message) from error
+
+
+_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
+    "adopt": {"true": True, "false": False}.__getitem__,
+    "lock_timeout": float,
+}

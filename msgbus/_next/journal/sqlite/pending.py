@@ -1,0 +1,278 @@
+"""Writes of pending rows and their letters, each guarded by the version of the row."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, final
+
+from msgbus._next.journal import rows
+from msgbus._next.journal.errors import StaleError
+from msgbus._next.journal.operations import Drop, Put
+from msgbus._next.journal.records import Cursor, Pending, State
+from msgbus._next.journal.sqlite.columns import (
+    LETTER,
+    PENDING,
+    PLAIN_PENDING,
+    letter_row,
+    new_row,
+    pending_row,
+    text,
+)
+from msgbus._next.journal.sqlite.statements import MultiRow, inserting
+from msgbus._next.journal.sqlite.transactions import NotAtOnce, Transaction, each
+
+if TYPE_CHECKING:
+    from msgbus.journal.codec import PayloadCodec
+
+_FINISHED: Final = (State.DONE, State.KEPT)
+"""States of rows that have no letter any more."""
+
+_ROWS: Final = inserting("pending", PENDING)
+_PLAIN_ROWS: Final = inserting("pending", PLAIN_PENDING)
+_PLAIN: Final = PLAIN_PENDING.count(",") + 1
+_LETTERS: Final = inserting("letters", LETTER, "INSERT OR REPLACE")
+_DROPS: Final = MultiRow(
+    "DELETE FROM msgbus_pending WHERE subscription = ? AND partition = ? AND version = ? "
+    "AND owner IS ? AND key IS NULL AND offset IN (",
+    "?",
+    ")",
+)
+_DROP: Final = "DELETE FROM msgbus_pending WHERE subscription = ? AND offset = ?"
+_COLUMNS: Final = PENDING.split(", ")[2:]
+_MARK: Final = (
+    f"UPDATE msgbus_pending SET {', '.join(f'{one} = ?' for one in _COLUMNS)} "  # noqa: S608
+    "WHERE subscription = ? AND offset = ?"
+)
+_UPDATE: Final = f"{_MARK} AND version = ? AND (owner IS NULL OR owner = ?)"
+_FIRST_PARKED: Final = f"""
+SELECT {PENDING} FROM msgbus_pending INDEXED BY msgbus_pending_key
+WHERE subscription = ?1 AND partition = ?2 AND key = ?3 AND state = 'parked' AND NOT EXISTS (
+    SELECT 1 FROM msgbus_pending INDEXED BY msgbus_pending_holding
+    WHERE subscription = ?1 AND partition = ?2 AND key = ?3
+        AND state IN ('waiting', 'claimed', 'dead', 'damaged'))
+ORDER BY offset LIMIT 1
+"""  # noqa: S608
+_LOWEST: Final = """
+SELECT min(offset) FROM msgbus_pending INDEXED BY msgbus_pending_key
+WHERE subscription = ? AND partition = ? AND key = ?
+"""
+_FORGET_DONE: Final = """
+DELETE FROM msgbus_pending INDEXED BY msgbus_pending_done
+WHERE subscription = ? AND partition = ? AND state = 'done' AND offset <= ?
+"""
+_HOLDER: Final = """
+SELECT offset FROM msgbus_pending INDEXED BY msgbus_pending_unique
+WHERE subscription = ? AND unique_key = ? AND state <> 'dead'
+"""
+
+
+@final
+class PendingRows:
+    """Inserts, replaces and deletes pending rows."""
+
+    def __init__(self, transaction: Transaction, codec: PayloadCodec | None) -> None:
+        self._transaction = transaction
+        self._connection = transaction.connection
+        self._reader = transaction.reader
+        self._codec = codec
+        self.acting: int | None = None
+        """Id of the member on whose behalf rows are changed."""
+
+    def holder(self, name: str, unique: str) -> int | None:
+        """Return the offset of the row that has a unique key and is not dead."""
+        row = self._connection.execute(_HOLDER, (name, unique)).fetchone()
+        return None if row is None else int(row[0])
+
+    # -- new rows ------------------------------------------------------------------------------
+
+    def add(self, new: Iterable[Pending]) -> None:
+        """Insert rows; SQLite refuses those that are there."""
+        values = [new_row(row, self._codec) for row in new]
+        plain = [one for one in values if len(one) == _PLAIN]
+        _PLAIN_ROWS.run(self._connection, plain)
+        if len(plain) != len(values):
+            _ROWS.run(self._connection, [one for one in values if len(one) != _PLAIN])
+
+    def insert(self, new: Sequence[Pending]) -> None:
+        """Insert rows.
+
+        Raises:
+            StaleError: One is there, or another has its unique key.
+        """
+        if len(new) == 1:
+            self._insert_one(new[0])
+        elif new:
+            self._transaction.together(partial(self.add, new), partial(each, self._insert_one, new))
+
+    def put_new(self, new: Sequence[Pending]) -> None:
+        """Insert rows; one that is parked behind no other waits for nothing."""
+        if any(row.state is State.PARKED for row in new):
+            lowest: dict[tuple[str, int, str | None], int] = {}
+            new = [self._begun_if_first(row, lowest) for row in new]
+        self.insert(new)
+
+    def _begun_if_first(
+        self, row: Pending, lowest: dict[tuple[str, int, str | None], int]
+    ) -> Pending:
+        """Return a parked row as waiting if it is the first of its key.
+
+        Args:
+            row: The row.
+            lowest: The lowest offset of a row of each key; this row is added.
+        """
+        key = (row.subscription, row.partition, row.key)
+        if row.key is None:
+            lowest[key] = row.offset  # nothing would ever let it go
+        elif key not in lowest:
+            found = self._connection.execute(_LOWEST, key).fetchone()[0]
+            lowest[key] = row.offset if found is None else found
+        is_first = lowest[key] >= row.offset
+        lowest[key] = min(lowest[key], row.offset)
+        return rows.first_of_key(row) if is_first and row.state is State.PARKED else row
+
+    def _insert_one(self, row: Pending) -> None:
+        try:
+            self.add([row])
+        except sqlite3.IntegrityError as error:
+            raise self._refusal(row) from error
+
+    def _refusal(self, row: Pending) -> StaleError:
+        stored = self._reader.row(row.subscription, row.offset)
+        if (0 if stored is None else stored.version) != row.version - 1:
+            return rows.row_changed(row)
+        if stored is not None and stored.owner not in (None, self.acting):
+            return rows.not_the_owner(row)
+        return rows.unique_taken(row)
+
+    # -- changes -------------------------------------------------------------------------------
+
+    def update(self, changed: Sequence[Pending]) -> None:
+        """Replace rows, each at the version before.
+
+        Raises:
+            StaleError: One is not at that version, claimed by another member, or another has
+                its unique key.
+        """
+        if len(changed) == 1:
+            self._update_one(changed[0])
+        elif changed:
+            self._transaction.together(
+                partial(self._update, changed), partial(each, self._update_one, changed)
+            )
+        self._delete_letters([row for row in changed if row.state in _FINISHED])
+
+    def _update(self, changed: Sequence[Pending]) -> None:
+        acting = self.acting
+        values = [
+            (*pending_row(row, self._codec)[2:], *row[:2], row.version - 1, acting)
+            for row in changed
+        ]
+        if self._connection.executemany(_UPDATE, values).rowcount != len(changed):
+            raise NotAtOnce
+
+    def _update_one(self, row: Pending) -> None:
+        try:
+            self._update([row])
+        except (NotAtOnce, sqlite3.IntegrityError) as error:
+            raise self._refusal(row) from error
+
+    def _delete_letters(self, of: Sequence[Pending]) -> None:
+        """Delete the letters of rows; nearly always there are none at all."""
+        query = "SELECT EXISTS (SELECT 1 FROM msgbus_letters)"
+        if of and self._connection.execute(query).fetchone()[0]:
+            self._connection.executemany(
+                "DELETE FROM msgbus_letters WHERE subscription = ? AND offset = ?",
+                [row[:2] for row in of],
+            )
+
+    def put(self, operation: Put) -> None:
+        """Write one row, with its letter, and let the next of the key go that it had."""
+        row, letter, promote = operation
+        if row.state is State.PARKED:
+            row = self._begun_if_first(row, {})
+        stored = self._reader.row(row.subscription, row.offset) if promote else None
+        if row.version == 1:
+            self._insert_one(row)
+        else:
+            self.update([row])
+        if letter is not None and row.state not in _FINISHED:
+            _LETTERS.run(self._connection, [letter_row(row, letter)])
+        if stored is not None:
+            self._promote(stored)
+
+    def _promote(self, done: Pending) -> None:
+        """Let the first parked row of a key go, unless another row holds it back."""
+        if done.key is None:
+            return
+        key = (done.subscription, done.partition, done.key)
+        for row in self._reader.pending(_FIRST_PARKED, key):
+            if row.state is State.DAMAGED:
+                self.set_aside([row])  # it holds back the others from now on
+            else:
+                self.update([row.moved(State.WAITING, time=row.time, due=0.0)])
+
+    def set_aside(self, damaged: Iterable[Pending]) -> None:
+        """Write damaged rows as `DAMAGED`, so that nobody claims them."""
+        for row in damaged:
+            if text(row.subscription) is not None:
+                aside = row.moved(State.DAMAGED, time=row.time)
+                values = (*pending_row(aside, self._codec)[2:], row.subscription, row.offset)
+                self._connection.execute(_MARK, values)
+
+    # -- ends ----------------------------------------------------------------------------------
+
+    def forget_done(self, cursor: Cursor) -> None:
+        """Delete rows of acknowledged messages that the cursor has passed."""
+        self._connection.execute(_FORGET_DONE, (cursor.name, cursor.partition, cursor.acked))
+
+    def drop(self, operation: Drop) -> None:
+        """Delete one row and its letter, and let the next of its key go.
+
+        Raises:
+            StaleError: It is not at its version, or claimed by another member.
+        """
+        row = self._reader.row(operation.row.subscription, operation.row.offset)
+        if row is None or row.version != operation.row.version:
+            raise rows.row_changed(operation.row)
+        if row.owner not in (None, self.acting):
+            raise rows.not_the_owner(row)
+        if self._is_passed(row):
+            self._connection.execute(_DROP, (row.subscription, row.offset))
+            self._delete_letters([row])
+        else:
+            self.update([rows.done(row)])
+        self._promote(row)
+
+    def _is_passed(self, row: Pending) -> bool:
+        """Tell whether no cursor has yet to pass the message of a row."""
+        cursor = self._reader.cursor(row.subscription, row.partition)
+        return cursor is None or row.offset <= cursor.acked
+
+    def drop_many(self, operations: Sequence[Drop]) -> None:
+        """Delete rows that hold back no other."""
+        if len(operations) == 1:
+            self.drop(operations[0])
+        else:
+            self._transaction.together(
+                partial(self._drop_many, operations), partial(each, self.drop, operations)
+            )
+
+    def _drop_many(self, operations: Sequence[Drop]) -> None:
+        groups: dict[tuple[str, int, int, int | None], list[Pending]] = {}
+        for (row,) in operations:
+            guard = (row.subscription, row.partition, row.version, row.owner)
+            groups.setdefault(guard, []).append(row)
+        for guard, dropped in groups.items():
+            last = max(dropped, key=_offset)
+            if last.owner not in (None, self.acting) or not self._is_passed(last):
+                raise NotAtOnce
+            offsets = [(row.offset,) for row in dropped]
+            if _DROPS.run(self._connection, offsets, guard) != len(dropped):
+                raise NotAtOnce
+            self._delete_letters(dropped)
+
+
+_offset: Final = attrgetter("offset")

@@ -1,0 +1,229 @@
+"""Tables of a journal file, their version, and the connection that writes."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+from uuid import uuid4
+
+from msgbus.errors import JournalVersionError, NotAJournalError
+from msgbus.journal.sqlite.faults import translated
+from msgbus.journal.sqlite.files import (
+    MEMORY,
+    PAGE_SIZE,
+    Connect,
+    check_place,
+    configure,
+    connect as plain_connect,
+)
+
+APPLICATION_ID: Final = 0x6D736762  # "msgb", shown by `file` and by `PRAGMA application_id`
+
+VERSION: Final = 10
+"""Grows with every change of the tables; a file of another version is refused."""
+
+_TABLES: Final = """
+CREATE TABLE msgbus_meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE msgbus_messages (
+    offset INTEGER PRIMARY KEY,
+    message_id TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    topic TEXT NOT NULL,
+    key TEXT,
+    kind TEXT NOT NULL,
+    time REAL NOT NULL,
+    correlation_id TEXT,
+    causation_id TEXT,
+    root_id TEXT,
+    depth INTEGER NOT NULL DEFAULT 0,
+    session_id TEXT,
+    headers TEXT,
+    payload BLOB NOT NULL,
+    from_system INTEGER NOT NULL DEFAULT 0,
+    slot INTEGER NOT NULL,
+    crc INTEGER NOT NULL
+);
+CREATE INDEX msgbus_messages_by_flow ON msgbus_messages (correlation_id)
+    WHERE correlation_id IS NOT NULL;
+CREATE INDEX msgbus_messages_by_session ON msgbus_messages (session_id)
+    WHERE session_id IS NOT NULL;
+CREATE TABLE msgbus_subscriptions (
+    name TEXT NOT NULL,
+    partition INTEGER NOT NULL,
+    acked INTEGER NOT NULL,
+    fetched INTEGER NOT NULL,
+    owner INTEGER,
+    epoch INTEGER NOT NULL,
+    selection TEXT NOT NULL,
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (name, partition)
+) WITHOUT ROWID;
+CREATE TABLE msgbus_pending (
+    subscription TEXT NOT NULL,
+    offset INTEGER NOT NULL,
+    partition INTEGER NOT NULL DEFAULT 0,
+    key TEXT,
+    state TEXT NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 0,
+    due REAL,
+    owner INTEGER,
+    version INTEGER NOT NULL DEFAULT 1,
+    alone INTEGER NOT NULL DEFAULT 0,
+    error TEXT,
+    time REAL NOT NULL,
+    body BLOB,
+    unique_key TEXT,
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (subscription, offset)
+) WITHOUT ROWID;
+CREATE INDEX msgbus_pending_due ON msgbus_pending (subscription, alone, due)
+    WHERE due IS NOT NULL;
+CREATE INDEX msgbus_pending_owner ON msgbus_pending (owner) WHERE owner IS NOT NULL;
+CREATE INDEX msgbus_pending_key ON msgbus_pending (subscription, partition, key, offset)
+    WHERE key IS NOT NULL;
+CREATE INDEX msgbus_pending_holding ON msgbus_pending (subscription, partition, key)
+    WHERE key IS NOT NULL AND state IN ('waiting', 'claimed', 'dead', 'damaged');
+CREATE INDEX msgbus_pending_dead ON msgbus_pending (subscription, offset) WHERE state = 'dead';
+CREATE INDEX msgbus_pending_done ON msgbus_pending (subscription, partition, offset)
+    WHERE state = 'done';
+CREATE UNIQUE INDEX msgbus_pending_unique ON msgbus_pending (subscription, unique_key)
+    WHERE unique_key IS NOT NULL AND state <> 'dead';
+CREATE TABLE msgbus_members (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    process TEXT NOT NULL,
+    serves TEXT NOT NULL,
+    renewals INTEGER NOT NULL
+);
+CREATE TABLE msgbus_results (
+    message_id TEXT PRIMARY KEY,
+    body BLOB,
+    error TEXT,
+    time REAL NOT NULL,
+    crc INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE msgbus_letters (
+    subscription TEXT NOT NULL,
+    offset INTEGER NOT NULL,
+    error_type TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    first_attempt REAL NOT NULL,
+    last_attempt REAL NOT NULL,
+    traceback TEXT NOT NULL,
+    handler TEXT NOT NULL,
+    target TEXT NOT NULL,
+    scope TEXT,
+    answered INTEGER NOT NULL,
+    replays INTEGER NOT NULL,
+    note TEXT,
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (subscription, offset)
+) WITHOUT ROWID;
+CREATE TABLE msgbus_deliveries (
+    offset INTEGER NOT NULL,
+    handler TEXT NOT NULL,
+    time REAL NOT NULL,
+    attempt INTEGER NOT NULL,
+    message_id TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    wait REAL NOT NULL,
+    run REAL NOT NULL,
+    error TEXT,
+    PRIMARY KEY (offset, handler, time, attempt, message_id)
+) WITHOUT ROWID;
+CREATE TABLE msgbus_instances (
+    name TEXT NOT NULL,
+    key TEXT NOT NULL,
+    state BLOB NOT NULL,
+    wake REAL,
+    version INTEGER NOT NULL,
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (name, key)
+) WITHOUT ROWID;
+CREATE INDEX msgbus_instances_wake ON msgbus_instances (wake) WHERE wake IS NOT NULL
+"""
+
+
+def open_writer(
+    path: str, lock_timeout: float, *, adopt: bool = False, connect: Connect = plain_connect
+) -> sqlite3.Connection:
+    """Open the connection that writes; a new file gets its tables.
+
+    Raises:
+        JournalOpenError: It cannot be opened, is not a journal, or one of another version.
+        JournalLockedError: Another process holds it.
+    """
+    if path != MEMORY:
+        check_place(path)
+    with translated(path):
+        connection = connect(path, lock_timeout)
+        try:
+            _prepare(connection, path, adopt=adopt)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: str, *, adopt: bool) -> None:
+    # First of all a read: it finds out whether this is our database, and changes nothing.
+    is_made = _has_tables(connection, path, adopt=adopt)
+    if not is_made and not adopt:
+        connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    configure(connection)
+    if not is_made:  # nothing is written to a file that is there: its disk may be full
+        _create(connection, path, adopt=adopt)
+
+
+def _has_tables(connection: sqlite3.Connection, path: str, *, adopt: bool) -> bool:
+    tables = {
+        str(name)
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    }
+    if "msgbus_meta" in tables:
+        found = int(read_meta(connection, "schema_version") or 0)
+        if found != VERSION:
+            raise JournalVersionError(path=path, found=found, supported=VERSION)
+        return True
+    foreign = sorted(name for name in tables if not name.startswith("sqlite_"))
+    if foreign and not adopt:
+        message = (
+            f"{path} is a SQLite database with tables of its own ({', '.join(foreign[:5])}), and "
+            f"no journal. Choose another path; or, to keep the journal beside those tables, "
+            f"open it with adopt=True (in a URL: ?adopt=true)."
+        )
+        raise NotAJournalError(message, path=path)
+    return False
+
+
+def _create(connection: sqlite3.Connection, path: str, *, adopt: bool) -> None:
+    """Make the tables, unless another process has just done so."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if not _has_tables(connection, path, adopt=adopt):
+            for statement in _TABLES.split(";"):
+                connection.execute(statement)
+            for key, value in _meta().items():
+                connection.execute("INSERT INTO msgbus_meta VALUES (?, ?)", (key, value))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _meta() -> dict[str, str]:
+    return {
+        "schema_version": str(VERSION),
+        "journal_id": uuid4().hex,
+        "trimmed": "0",
+        "delayed": "0",
+    }
+
+
+def read_meta(connection: sqlite3.Connection, key: str) -> str | None:
+    """Return a value that belongs to the file as a whole."""
+    row = connection.execute("SELECT value FROM msgbus_meta WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row[0])

@@ -1,0 +1,145 @@
+"""The one thread that writes: what has arrived is one commit, with what rides in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, final
+
+from msgbus._next.journal.operations import Append
+from msgbus._next.journal.ports import CommitParticipant
+from msgbus._next.journal.records import Member
+from msgbus._next.journal.sqlite.claims import JournalSteps
+from msgbus._next.journal.sqlite.groups import CommitGroup, GroupWriter
+from msgbus._next.journal.sqlite.renewals import Renewals
+from msgbus._next.journal.sqlite.requests import WriteRequest, answer
+from msgbus.journal.sqlite.faults import closed
+from msgbus.runtime.event_loop import Runtime, current_runtime
+
+MOST: Final = 1000
+"""Operations in one group."""
+
+
+@final
+class CommitWriter:
+    """Runs requests in groups, on a thread of its own.
+
+    What arrives while a group is being committed forms the next one. A lone request is
+    committed at once. The one timer is that of the renewals.
+    """
+
+    def __init__(self, steps: JournalSteps, on_commit: Callable[[int], None]) -> None:
+        self._path = steps.store.path
+        self._on_commit = on_commit
+        self.renewals = Renewals()
+        self._groups = GroupWriter(steps, self.renewals)
+        self._arrivals: list[WriteRequest] = []
+        self._is_asleep = False
+        self._bell = threading.Lock()
+        self._bell.acquire()  # rung by a release
+        self._guard = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._runtime: Runtime | None = None
+
+    # -- on the event loop ---------------------------------------------------------------------
+
+    def attach(self, participants: Sequence[CommitParticipant], member: Member | None) -> None:
+        """Let these ride in every commit; see `Deliveries.attach`."""
+        self._runtime = current_runtime(self._runtime)
+        self._groups.attach(participants, member, self._runtime)
+
+    def request(
+        self,
+        work: Callable[[JournalSteps], Any] | None,
+        appends: Sequence[Append] = (),
+        weight: int = 1,
+    ) -> WriteRequest:
+        """Make a request of the running task."""
+        # Kept from call to call: nearly always there is one event loop only.
+        runtime = self._runtime = current_runtime(self._runtime)
+        return WriteRequest(runtime, work, appends, weight)
+
+    async def run(self, request: WriteRequest) -> Any:
+        """Return the value of a request, once it is committed."""
+        self._submit(request)
+        try:
+            await request.reply
+        except BaseException:
+            # If the writer has not come to it yet, it need not be written.
+            request.is_abandoned = True
+            raise
+        return request.result()
+
+    def _submit(self, request: WriteRequest) -> None:
+        # Under the lock, so that nothing can arrive when the thread has seen the end.
+        with self._guard:
+            if self._thread is None or self._is_closed:
+                self._start()
+            self._arrivals.append(request)
+            self._wake()
+
+    def _start(self) -> None:
+        if self._is_closed:
+            raise closed(self._path)
+        # A daemon: a program that forgets to close must still be able to end.
+        self._thread = threading.Thread(
+            target=self._work, name="msgbus journal writer", daemon=True
+        )
+        self._thread.start()
+
+    def _wake(self) -> None:
+        if self._is_asleep:
+            self._is_asleep = False
+            self._bell.release()
+
+    def close(self) -> threading.Thread | None:
+        """Take nothing new; return the thread, which ends when all that came before is done."""
+        with self._guard:
+            self._is_closed = True
+            self._wake()
+            return self._thread
+
+    # -- on the thread -------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        is_last = False
+        while not is_last:
+            self._sleep()
+            requests, is_last = self._take()
+            if requests or (self.renewals.is_due() and not is_last):
+                self._commit(requests)
+
+    def _sleep(self) -> None:
+        """Wait until something arrives, the end has come, or a member must be renewed."""
+        with self._guard:
+            if self._arrivals or self._is_closed:
+                return
+            self._is_asleep = True
+        if self._bell.acquire(timeout=self.renewals.patience()):
+            return
+        with self._guard:
+            if self._is_asleep:
+                self._is_asleep = False
+                return
+        self._bell.acquire()  # it was rung at the last moment
+
+    def _take(self) -> tuple[list[WriteRequest], bool]:
+        """Return what has arrived, at most one group, and whether it is the last."""
+        with self._guard:
+            taken, weight = 0, 0
+            for request in self._arrivals:
+                weight += request.weight
+                if taken and weight > MOST:
+                    break
+                taken += 1
+            requests = self._arrivals[:taken]
+            del self._arrivals[:taken]
+            is_last = self._is_closed and not self._arrivals
+        return [request for request in requests if not request.is_abandoned], is_last
+
+    def _commit(self, requests: list[WriteRequest]) -> None:
+        group: CommitGroup = self._groups.write(requests)
+        if group.has_changes:
+            self._on_commit(group.head)
+        answer(requests, group.calls, group.runtime)
