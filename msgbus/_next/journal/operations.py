@@ -67,7 +67,7 @@ class Pass(NamedTuple):
     acked: int
     fetched: int
     release: bool = False
-    """Give up the partition."""
+    """Leave the partition without an owner."""
 
     @property
     def after(self) -> Cursor:

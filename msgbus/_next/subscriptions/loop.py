@@ -302,7 +302,7 @@ class SubscriptionLoop(ABC, Generic[S]):
             try:
                 due = await self._look()
             except StaleError:
-                due = None  # the member was ended: whoever is told of it ends this task
+                due = None  # the member was ended: `on_lost` ends this task
             except JournalError as error:
                 log.warning(
                     "subscription_failed", subscription=self.name, error=redact_exception(error)
@@ -471,7 +471,7 @@ class PartitionedLoop(SubscriptionLoop[PartitionedState]):
                 one.worker.cancel()
 
     async def balance(self, members: Sequence[int]) -> None:
-        """Own a fair part of the partitions: give up what is too much, take what is free.
+        """Own a fair part of the partitions: release what is too much, take what is free.
 
         Args:
             members: Ids of those who serve the subscription, this one among them.

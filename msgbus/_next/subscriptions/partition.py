@@ -33,7 +33,7 @@ class Partition:
         self.is_reading = False
         """A page is being read, so nothing may be handed out of turn."""
         self.is_leaving = False
-        """It is to be given up once nothing of it is in flight."""
+        """It goes to another member once nothing of it is in flight."""
 
     @property
     def number(self) -> int:

@@ -295,7 +295,7 @@ class PartitionedState(SubscriptionState):
         )
 
     def _move(self, partition: Partition, fetched: int | None) -> list[Operation]:
-        """Write the cursor of a partition if it has moved, or is given up."""
+        """Write the cursor of a partition if it has moved, or is released."""
         cursor = partition.cursor
         is_released = partition.is_leaving and partition.is_idle
         acked = max(partition.acked, cursor.acked)

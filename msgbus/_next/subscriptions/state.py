@@ -183,7 +183,7 @@ class SubscriptionState(ABC):
         """Hand out rows that were claimed; those that run alone are the caller's to run."""
 
     def abandon(self, several: Iterable[InFlight]) -> list[InFlight]:
-        """Give up deliveries that others have now; return those whose handler is running."""
+        """End deliveries that others have now; return those whose handler is running."""
         with self.lock:
             running: list[InFlight] = []
             for one in several:
