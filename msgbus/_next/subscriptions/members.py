@@ -15,6 +15,7 @@ from msgbus._next.journal.records import Member
 from msgbus._next.subscriptions.gate import Gate
 from msgbus._next.subscriptions.loop import PartitionedLoop, SharedLoop, SubscriptionLoop
 from msgbus.errors import JournalError
+from msgbus.journal.watch import BUSY
 from msgbus.runtime.event_loop import Runtime, Task, current_runtime
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -289,6 +290,8 @@ class Membership:
             if version - self._own.count != foreign:
                 foreign = version - self._own.count
                 await self._attempt(self.look)
+                # A file does not tell whose commits it has seen, so this may have been our own.
+                await self._clock.sleep(BUSY)
 
     async def look(self) -> None:
         """Let all subscriptions look for messages and rows that they do not know of."""
