@@ -193,11 +193,10 @@ class _Tables:
     def put(self, operation: Put) -> None:
         row, stored = operation.row, self._changeable(operation.row, operation.row.version - 1)
         self._check_unique(row)
-        held = self._held(row.subscription, row.partition)
-        if row.state is State.PARKED and held.get(row.key or "", row.offset) >= row.offset:
+        if row.state is State.PARKED and self._is_first(row):
             row = rows.first_of_key(row)
         self._set_row(row)
-        if operation.letter is not None:
+        if operation.letter is not None and row.state not in {State.DONE, State.KEPT}:
             self.change(self.letters, (row.subscription, row.offset), operation.letter)
         if operation.promote and stored is not None:
             self._promote(stored)
@@ -221,6 +220,13 @@ class _Tables:
         if stored is not None and stored.owner not in (None, self.acting):
             raise rows.not_the_owner(row)
         return stored
+
+    def _is_first(self, row: Pending) -> bool:
+        """Tell whether no row of its key is before it."""
+        if row.key is None:
+            return True
+        held = self._held(row.subscription, row.partition)
+        return held.get(row.key, row.offset) >= row.offset
 
     def _check_unique(self, row: Pending) -> None:
         if row.unique is not None and row.state is not State.DEAD:
@@ -247,7 +253,7 @@ class _Tables:
             if (row.key, row.partition) == (done.key, done.partition)
         ]
         if not any(row.state in HOLDING for row in same):
-            for row in same[:1]:
+            for row in islice((row for row in same if row.state is State.PARKED), 1):
                 self._set_row(row.moved(State.WAITING, time=row.time, due=0.0))
 
     def move(self, operation: Pass) -> None:
