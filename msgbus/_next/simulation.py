@@ -484,12 +484,14 @@ def check(plan: Plan, history: RunHistory) -> Broken:
     missing = expected - set(history.handled) - set(history.effects) - history.dead
     guilty = plan.poison | plan.killers
     is_blocked = plan.parks and plan.mode == "exclusive" and bool(history.dead)
+    # A message that runs alone is charged for the end of its process, whoever caused it.
+    has_other_ends = plan.failure or plan.crash or plan.ended
     return Broken(
         lost=0 if is_blocked else max(len(missing) - parked, 0),
         effects_twice=sum(count > 1 for count in history.effects.values()),
         reordered=history.reordered,
         overlaps=history.overlaps,
-        innocents=len(history.dead - guilty) if not plan.failure else 0,
+        innocents=0 if has_other_ends else len(history.dead - guilty),
         unsettled=int(not history.is_settled),
     )
 

@@ -20,12 +20,13 @@ from msgbus._next.subscriptions.shared import SharedState
 from msgbus._next.subscriptions.state import Settlement, SubscriptionState
 from msgbus.errors import JournalError
 from msgbus.handlers.delivery import Poison
+from msgbus.runtime.token_bucket import TokenBucket
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus._next.journal.ports import Journal, Scan
-    from msgbus._next.journal.records import Member, Record
+    from msgbus._next.journal.records import Cursor, Member, Record
     from msgbus._next.subscriptions.gate import Gate
     from msgbus._next.subscriptions.in_flight import InFlight
     from msgbus.runtime.event_loop import Runtime, Task
@@ -54,6 +55,10 @@ class DeliveryRules:
     on_poison: Poison = Poison.DEAD_LETTER
     ack_timeout: float | None = 30.0
     """Seconds that a row which must run alone waits for what runs beside it."""
+    rate_limit: float | None = None
+    """Deliveries per second in this process."""
+    burst: int = 1
+    """Deliveries that may begin at once under `rate_limit` after a quiet time."""
 
 
 def describe(one: InFlight, error: Exception | None, now: float) -> Letter:
@@ -106,6 +111,7 @@ class SubscriptionLoop(ABC, Generic[S]):
         self._gate = gate
         self._letter = letter
         self._clock = state.clock
+        self._rate = TokenBucket(rules.rate_limit, rules.burst, self._clock.now())
         self._runtime: Runtime | None = None
         self._tasks: dict[Task, None] = {}  # in order, so that a simulation can be repeated
         self._idle = 0
@@ -197,7 +203,12 @@ class SubscriptionLoop(ABC, Generic[S]):
                 if gate.is_closed:
                     await gate.opened()
                     continue
+                pause = self._rate.wait(self._clock.now())
+                if pause > 0:
+                    await self._clock.sleep(pause)
+                    continue
                 one = ready.popleft()
+                self._rate.take(self._clock.now())
                 one.worker = own[0]
                 self.start_workers()
                 gate.running += 1
@@ -367,7 +378,8 @@ class SubscriptionLoop(ABC, Generic[S]):
     async def _recover(self) -> None:
         """Find out what was refused, and drop it."""
         self.state.is_refused = False
-        await self._check_ownership()
+        self.state.head = await self.journal.head()
+        await self.check_ownership()
         held: list[Settlement] = []
         for settlement in self.state.take_settled():
             if await self._holds(settlement):
@@ -386,7 +398,7 @@ class SubscriptionLoop(ABC, Generic[S]):
                     return False
         return True
 
-    async def _check_ownership(self) -> None:
+    async def check_ownership(self) -> None:
         """Drop what others own now."""
 
     def _partitions(self) -> Collection[int] | None:
@@ -464,9 +476,12 @@ class PartitionedLoop(SubscriptionLoop[PartitionedState]):
             if not await self.journal.find(self.name, tuple(State), key=key, limit=1):
                 state.unblock(key)
 
-    async def _check_ownership(self) -> None:
-        cursors = {one.partition: one for one in await self.journal.cursors(self.name)}
-        for one in self.state.lose(cursors):
+    async def check_ownership(self) -> None:
+        """Drop partitions that others own now, and cut off their handlers."""
+        self._lose(await self.journal.cursors(self.name))
+
+    def _lose(self, cursors: Sequence[Cursor]) -> None:
+        for one in self.state.lose({cursor.partition: cursor for cursor in cursors}):
             if one.worker is not None:
                 one.worker.cancel()
 
@@ -478,6 +493,7 @@ class PartitionedLoop(SubscriptionLoop[PartitionedState]):
         """
         state, name = self.state, self.name
         cursors = await self.journal.cursors(name)
+        self._lose(cursors)  # a seek of another process has freed them
         least, rest = divmod(state.selection.partitions, len(members))
         most = least + (sorted(members).index(self.member.id) < rest)
         mine = [one for one in state.owned.values() if not one.is_leaving]
@@ -510,6 +526,10 @@ class SharedLoop(SubscriptionLoop[SharedState]):
         return self._is_full or (
             not self.state.is_queue and self.state.feed.looked < self.state.head
         )
+
+    async def check_ownership(self) -> None:
+        """Read the cursor again before the next feed."""
+        self.state.feed.forget()
 
     async def _claim(self) -> bool:
         state = self.state

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Operation
+from msgbus._next.journal.operations import Operation, Seek
 from msgbus._next.journal.ports import Claim, CommitParticipant, Journal
 from msgbus._next.journal.records import Member
 from msgbus._next.subscriptions.gate import Gate
@@ -233,6 +233,15 @@ class Membership:
             pass  # `on_lost` sees to it
         except JournalError as error:
             log.warning("membership_failed", error=redact_exception(error))
+
+    async def seek(self, name: str, offset: int) -> None:
+        """Let a subscription go on behind an offset, in every process."""
+        await self.journal.commit([Seek(name, offset)])
+        for loop in self._loops:
+            if loop.name == name and loop.state.member is not None:
+                await loop.check_ownership()
+        await self._survey()
+        await self.look()
 
     # -- other members ---------------------------------------------------------------------------
 

@@ -86,6 +86,8 @@ class SubscriptionState(ABC):
         self.member: Member | None = None
         self.head = 0
         """The head of the log, as last seen."""
+        self._appended = 0
+        """The head after the commit that is being written."""
         self.on_ready: Callable[[], object] = lambda: None
         """Called on the event loop when deliveries can begin."""
         self.on_rows: Callable[[], object] = lambda: None
@@ -326,8 +328,7 @@ class SubscriptionState(ABC):
     def operations(self, appended: Sequence[Claim], before: int) -> Sequence[Operation]:
         """Return what to write with this commit; see `CommitParticipant`."""
         with self.lock:
-            if appended:
-                self.head = max(self.head, appended[-1].record.offset)
+            self._appended = appended[-1].record.offset if appended else 0
             notes, settled = self._writing = (self._notes, self._settled)
             self._notes, self._settled = [], []
             operations: list[Operation] = [Note(delivery) for delivery in notes]
@@ -347,6 +348,7 @@ class SubscriptionState(ABC):
                 self.is_refused = True
                 self._refused()
                 return self.on_rows
+            self.head = max(self.head, self._appended)
             for settlement in settled:
                 self._written(settlement)
             is_fed = self._kept()
