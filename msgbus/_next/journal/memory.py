@@ -721,6 +721,8 @@ class MemoryJournal:
         is_ended = await self.write(lambda: tables.end(member))
         if is_ended:
             self._on_lost.pop(member.id, None)
+        else:
+            self._leaving = None
         return is_ended
 
     def attach(self, participants: Sequence[CommitParticipant], member: Member | None) -> None:

@@ -26,8 +26,9 @@ def queued(
     """Make the row of an appended message: waiting in its queue, or of version 0 without one."""
     row = _new(queue or "", offset, State.WAITING, record.time)
     body = record if queue == DELAYED else None
-    version = 0 if queue is None else 1
-    return row._replace(due=due or 0.0, version=version, body=body, unique=unique)
+    if queue is None:
+        return row._replace(due=due or 0.0, version=0)
+    return row._replace(due=due or 0.0, body=body, unique=unique)
 
 
 def newly_claimed(name: str, record: Record, member: Member, now: float) -> Pending:
