@@ -50,6 +50,7 @@ SUBSCRIPTION_SEEDS: Final = seeds(1, 5)
 SUBSCRIPTION_KILLS: Final = count(5, 20)  # a seed
 DELIVERY_KILLS: Final = count(3, 50)
 DELIVERY_STOPS: Final = count(1, 250)
+ENGINE_SEEDS: Final = count(2, 200)
 DELIVERY_SEEDS: Final = count(50, 10_000)
 SIMULATED_SEEDS: Final = count(75, 10_000)
 

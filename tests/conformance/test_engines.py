@@ -18,6 +18,7 @@ from msgbus._next.journal.operations import Pass, Put
 from msgbus._next.journal.ports import Journal
 from msgbus._next.journal.records import State
 from msgbus._next.journal.sqlite.journal import SqliteJournal
+from tests.counts import ENGINE_SEEDS
 
 
 class TestMemoryEngine(EngineConformance, ErasedTests):
@@ -34,7 +35,7 @@ class TestMemoryEngine(EngineConformance, ErasedTests):
 
 
 class TestSqliteEngine(EngineConformance, ErasedTests, DamagedTests):
-    seeds = range(20, 28)
+    seeds = range(20, 20 + ENGINE_SEEDS)
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:

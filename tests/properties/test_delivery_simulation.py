@@ -66,7 +66,7 @@ def test_messages_that_are_passed_before_they_are_handled_are_found_lost() -> No
         if hasattr(process.loop.state, "owned"):
             process.loop.state._at_most_once = True
 
-    assert sum(simulate(seed, pass_early)[0].lost for seed in range(40)) > 0
+    assert any(simulate(seed, pass_early)[0].lost for seed in range(40))
 
 
 def test_effects_that_are_not_fenced_are_found_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_effects_that_are_not_fenced_are_found_twice(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(InFlight, "acknowledgement", unfenced)
     monkeypatch.setattr("msgbus._next.journal.memory._Tables.require", lambda *_: None)
 
-    assert sum(simulate(seed)[0].effects_twice for seed in range(60)) > 0
+    assert any(simulate(seed)[0].effects_twice for seed in range(60))
 
 
 def test_messages_that_are_handed_out_of_turn_are_found_reordered(
@@ -91,4 +91,4 @@ def test_messages_that_are_handed_out_of_turn_are_found_reordered(
     original = SubscriptionState.admit
     monkeypatch.setattr(SubscriptionState, "admit", admit)
 
-    assert sum(simulate(seed)[0].reordered for seed in range(40)) > 0
+    assert any(simulate(seed)[0].reordered for seed in range(40))
