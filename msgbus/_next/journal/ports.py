@@ -13,7 +13,9 @@ from msgbus._next.journal.operations import Operation
 from msgbus._next.journal.records import (
     Appended,
     Cursor,
+    DeliveryRecord,
     Instance,
+    Kind,
     Letter,
     Member,
     Pending,
@@ -23,6 +25,7 @@ from msgbus._next.journal.records import (
     Selection,
     State,
 )
+from msgbus._next.journal.reports import DeliveryCount, FlowNode, LetterGroup, Page
 
 
 class Scan(NamedTuple):
@@ -100,8 +103,8 @@ class Log(Protocol):
 
         Args:
             operations: What to do.
-            member: On whose behalf; refused if this member was ended. Claimed rows and owned
-                partitions can be changed by their own member only.
+            member: On whose behalf; refused if this member was ended. Claimed rows can be
+                changed by their own member only.
 
         Raises:
             StaleError: A guard fails, or `member` was ended. Nothing is written.
@@ -323,3 +326,59 @@ class Rows(Protocol):
 
 class Journal(Log, Members, Deliveries, Rows, Protocol):
     """A log of messages, its members, and what each subscription has done with them."""
+
+
+class Questions(Protocol):
+    """Look-ups for people and tools; optional. None of them reads the whole journal."""
+
+    async def first(self) -> int:
+        """Return the lowest offset that was not trimmed; behind the head if all were.
+
+        Messages before it may still be there: those that a pending row needs.
+        """
+        ...
+
+    async def offset_at(self, time: float) -> int:
+        """Return the lowest offset recorded at `time` or later; behind the head if none was."""
+        ...
+
+    async def message(self, message_id: str) -> Record | None:
+        """Return a message of the log; raise `JournalCorruptError` if it is damaged."""
+        ...
+
+    async def find_messages(
+        self,
+        *,
+        topic: str | None = None,
+        name: str | None = None,
+        key: str | None = None,
+        kind: Kind | None = None,
+        session_id: str | None = None,
+        correlation_id: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        start: int | None = None,
+        limit: int = 100,
+        newest_first: bool = False,
+    ) -> Page:
+        """Return messages that have everything given, `until` not included, by offset.
+
+        Pass `page.next` as `start` for the next page: the first offset to look at.
+        """
+        ...
+
+    async def flow(self, correlation_id: str) -> tuple[FlowNode, ...]:
+        """Return the messages of a flow as trees; one whose cause is missing is a root."""
+        ...
+
+    async def deliveries(self, message_id: str) -> list[DeliveryRecord]:
+        """Return the deliveries of a message, by time."""
+        ...
+
+    async def delivery_counts(self, since: float, until: float) -> list[DeliveryCount]:
+        """Count deliveries by minute, handler and outcome; `until` is not included."""
+        ...
+
+    async def letter_groups(self) -> list[LetterGroup]:
+        """Group the dead rows by subscription, type of error and name of the message."""
+        ...

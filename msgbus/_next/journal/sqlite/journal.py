@@ -17,13 +17,16 @@ import anyio.to_thread
 from msgbus._next.journal.operations import Append, Operation
 from msgbus._next.journal.ports import CommitParticipant
 from msgbus._next.journal.records import Appended, Member, Pending, Promises, State
+from msgbus._next.journal.reports import Retention, TrimReport
+from msgbus._next.journal.sqlite import upkeep
 from msgbus._next.journal.sqlite.changes import ChangeDetector
 from msgbus._next.journal.sqlite.claims import JournalSteps
-from msgbus._next.journal.sqlite.reads import TableReader
+from msgbus._next.journal.sqlite.questions import QuestionReader
 from msgbus._next.journal.sqlite.renewals import JoinedMember
 from msgbus._next.journal.sqlite.row_reads import Source
 from msgbus._next.journal.sqlite.schema import open_writer
 from msgbus._next.journal.sqlite.store import Store
+from msgbus._next.journal.sqlite.verify import verify
 from msgbus._next.journal.sqlite.writer import CommitWriter
 from msgbus.errors import JournalOpenError
 from msgbus.journal.sqlite.faults import closed, translated
@@ -55,7 +58,7 @@ _PROMISES: Final = Promises(
 
 
 def _reads(
-    step: Callable[Concatenate[TableReader, P], T],
+    step: Callable[Concatenate[QuestionReader, P], T],
 ) -> Callable[Concatenate[SqliteJournal, P], CoroutineType[Any, Any, T]]:
     """Make a method of the journal that reads."""
 
@@ -87,7 +90,7 @@ class SqliteJournal:
     Args:
         url: A path or a URL: `shop.db`, `sqlite:///shop.db`, `sqlite:////var/lib/shop.db`,
             `sqlite:///:memory:`; `?adopt=true&lock_timeout=5` may follow.
-        clock: Time for waiting.
+        clock: Time for waiting, and the age of messages.
         codec: Encrypts or signs payloads, results and the state of instances.
         lock_timeout: Seconds to wait for other processes.
         adopt: Whether the journal may live in a database with tables of yours.
@@ -113,6 +116,8 @@ class SqliteJournal:
         options |= _options(text, str(url))
         lock_timeout, is_memory = options["lock_timeout"], path == MEMORY
         self.path = path
+        self._clock = clock or SystemClock()
+        self._connect = partial(_connect, path, lock_timeout)
         self._source = Source(path, codec)
         self._readers = None if is_memory else Readers(path, lock_timeout, _connect)
         self._detector: ChangeDetector | None = None
@@ -127,7 +132,7 @@ class SqliteJournal:
                 self._detector = ChangeDetector(reader, self._source)
                 opened.callback(self._detector.close)
             steps = JournalSteps(Store(self._connection, self._source))
-            self._watch = Watch(clock or SystemClock(), self._detector)
+            self._watch = Watch(self._clock, self._detector)
             self._watch.head = steps.store.reader.head()
             opened.pop_all()  # from here on `close` sees to it
         self._writer = CommitWriter(steps, self._watch.tell)
@@ -148,14 +153,16 @@ class SqliteJournal:
         """Run `work` inside the next commit; for the methods below."""
         return cast("T", await self._writer.run(self._writer.request(work)))
 
-    async def read_tables(self, function: Callable[[TableReader], T]) -> T:
+    async def read_tables(self, function: Callable[[QuestionReader], T]) -> T:
         """Run `function` on a snapshot; for the methods below."""
         if self._readers is not None:
             return await self._readers.run(
-                lambda connection: function(TableReader(connection, self._source))
+                lambda connection: function(QuestionReader(connection, self._source))
             )
         # A database in memory has one connection only.
-        request = self._writer.request(lambda steps: function(steps.store.reader))
+        request = self._writer.request(
+            lambda _: function(QuestionReader(self._connection, self._source))
+        )
         request.is_read = True
         return cast("T", await self._writer.run(request))
 
@@ -176,8 +183,8 @@ class SqliteJournal:
             request = writer.request(work, weight=len(operations) or 1)
         return cast("list[Appended]", await writer.run(request))
 
-    read = _reads(TableReader.read)
-    head = _reads(TableReader.head)
+    read = _reads(QuestionReader.read)
+    head = _reads(QuestionReader.head)
 
     async def changed(self, since: int, timeout: float | None = None) -> int:
         """Return a number that grows with commits; see `Log.changed`."""
@@ -257,9 +264,9 @@ class SqliteJournal:
         return cast("bool", await self._writer.run(request))
 
     renew = _writes(JournalSteps.renew)
-    members = _reads(TableReader.members)
+    members = _reads(QuestionReader.members)
     open = _writes(JournalSteps.open)
-    cursors = _reads(TableReader.cursors)
+    cursors = _reads(QuestionReader.cursors)
     acquire = _writes(JournalSteps.acquire)
 
     # -- Deliveries --------------------------------------------------------------------------
@@ -272,16 +279,16 @@ class SqliteJournal:
 
     # -- Rows --------------------------------------------------------------------------------
 
-    find = _reads(TableReader.find)
-    count = _reads(TableReader.count)
-    blocked_keys = _reads(TableReader.blocked_keys)
-    next_due = _reads(TableReader.next_due)
-    row = _reads(TableReader.row)
-    record = _reads(TableReader.record)
-    letter = _reads(TableReader.letter)
-    result = _reads(TableReader.result)
-    instance = _reads(TableReader.instance)
-    due_instances = _reads(TableReader.due_instances)
+    find = _reads(QuestionReader.find)
+    count = _reads(QuestionReader.count)
+    blocked_keys = _reads(QuestionReader.blocked_keys)
+    next_due = _reads(QuestionReader.next_due)
+    row = _reads(QuestionReader.row)
+    record = _reads(QuestionReader.record)
+    letter = _reads(QuestionReader.letter)
+    result = _reads(QuestionReader.result)
+    instance = _reads(QuestionReader.instance)
+    due_instances = _reads(QuestionReader.due_instances)
 
     async def due(self, name: str, now: float, limit: int = 100) -> list[Pending]:
         """Return waiting rows whose time has come; damaged ones are set aside."""
@@ -291,6 +298,37 @@ class SqliteJournal:
             if not damaged:
                 return found
             await self.write_tables(partial(_set_aside, damaged))
+
+    # -- Questions ---------------------------------------------------------------------------
+
+    first = _reads(QuestionReader.first)
+    offset_at = _reads(QuestionReader.offset_at)
+    message = _reads(QuestionReader.message)
+    find_messages = _reads(QuestionReader.find_messages)
+    flow = _reads(QuestionReader.flow)
+    deliveries = _reads(QuestionReader.deliveries)
+    delivery_counts = _reads(QuestionReader.delivery_counts)
+    letter_groups = _reads(QuestionReader.letter_groups)
+
+    # -- upkeep ------------------------------------------------------------------------------
+
+    verify = _reads(verify)
+    backup = _reads(upkeep.backup)
+
+    async def trim(
+        self, retention: Retention | None = None, *, before: int | None = None
+    ) -> TrimReport:
+        """Remove the oldest messages, in small commits; see `Trimming`."""
+        trimming = upkeep.Trimming(retention or Retention(), before, self._clock.time())
+        while await self.write_tables(trimming.step):
+            pass
+        return trimming.report
+
+    async def compact(self) -> None:
+        """Make the file as small as possible; nobody can write until it is done."""
+        self._require_open()
+        if self._readers is not None:
+            await anyio.to_thread.run_sync(upkeep.compact, self.path, self._connect)
 
     # -- Tables ------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import Final, final
+from typing import Final
 
 from msgbus._next.journal.ports import Scan
 from msgbus._next.journal.records import Cursor, Kind, Member, Pending, Record, Selection
@@ -40,7 +40,6 @@ def places(values: Collection[object]) -> str:
     return ", ".join("?" * len(values))
 
 
-@final
 class TableReader(RowReader):
     """Reads all tables of one journal on one connection."""
 

@@ -19,7 +19,7 @@ from msgbus.journal.sqlite.files import (
 
 APPLICATION_ID: Final = 0x6D736762  # "msgb", shown by `file` and by `PRAGMA application_id`
 
-VERSION: Final = 10
+VERSION: Final = 11
 """Grows with every change of the tables; a file of another version is refused."""
 
 _TABLES: Final = """
@@ -48,6 +48,11 @@ CREATE INDEX msgbus_messages_by_flow ON msgbus_messages (correlation_id)
     WHERE correlation_id IS NOT NULL;
 CREATE INDEX msgbus_messages_by_session ON msgbus_messages (session_id)
     WHERE session_id IS NOT NULL;
+CREATE INDEX msgbus_messages_by_key ON msgbus_messages (key) WHERE key IS NOT NULL;
+CREATE INDEX msgbus_messages_by_name ON msgbus_messages (name);
+CREATE INDEX msgbus_messages_by_topic ON msgbus_messages (topic);
+CREATE INDEX msgbus_messages_by_kind ON msgbus_messages (kind) WHERE kind <> 'event';
+CREATE INDEX msgbus_messages_by_time ON msgbus_messages (time);
 CREATE TABLE msgbus_subscriptions (
     name TEXT NOT NULL,
     partition INTEGER NOT NULL,
@@ -131,6 +136,8 @@ CREATE TABLE msgbus_deliveries (
     error TEXT,
     PRIMARY KEY (offset, handler, time, attempt, message_id)
 ) WITHOUT ROWID;
+CREATE INDEX msgbus_deliveries_by_time ON msgbus_deliveries (time, handler, outcome);
+CREATE INDEX msgbus_deliveries_unlogged ON msgbus_deliveries (message_id) WHERE offset = 0;
 CREATE TABLE msgbus_instances (
     name TEXT NOT NULL,
     key TEXT NOT NULL,

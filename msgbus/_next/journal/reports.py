@@ -1,0 +1,107 @@
+"""Values that look-ups (`Questions`) and the upkeep of a journal return. All are read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+from msgbus._next.journal.records import Outcome, Record
+
+
+class Page(NamedTuple):
+    """Messages that were found, and where the next page begins."""
+
+    records: Sequence[Record | int]
+    """In order; an offset in place of a record that is damaged."""
+    next: int | None = None
+    """The `start` of the next page; `None` if this is the last."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class FlowNode:
+    """One message of a flow, with those it caused below it, in the order of the log."""
+
+    record: Record
+    children: tuple[FlowNode, ...] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeliveryCount:
+    """Number of deliveries of one handler that ended alike within one minute."""
+
+    handler: str
+    outcome: Outcome
+    minute: float
+    """Seconds since the epoch at which the minute begins."""
+    count: int
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LetterGroup:
+    """Dead rows of one subscription with the same type of error and name of message."""
+
+    subscription: str
+    error_type: str
+    """Empty if the rows have no letters."""
+    name: str | None
+    """Wire name of the messages; `None` if they cannot be read."""
+    count: int
+    first: float
+    """Seconds since the epoch at which the first of them was dead-lettered."""
+    last: float
+    error: str | None
+    """Text of the error of the one with the highest offset."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How much a journal keeps; what a subscription still needs is kept in any case."""
+
+    max_age: float | None = None
+    """Seconds."""
+
+    max_bytes: int | None = None
+    """Size of the pages in use."""
+
+    max_count: int | None = None
+    """Messages."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrimReport:
+    """Result of a trim."""
+
+    removed: int
+    """Number of messages."""
+
+    first: int
+    """The lowest offset that is left, as `Questions.first` returns it."""
+
+    held_back_by: tuple[str, ...] = ()
+    """Subscriptions and queues that need messages which would otherwise have been removed."""
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """Result of a check of the whole journal."""
+
+    messages: int
+    """Number of undamaged records."""
+
+    damaged: tuple[int, ...] = ()
+    """Offsets of records that are damaged or missing; the first thousand of them."""
+
+    problems: tuple[str, ...] = ()
+    """Everything else that is wrong, in words; the first thousand of them."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.damaged and not self.problems
