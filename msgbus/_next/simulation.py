@@ -53,7 +53,7 @@ Sabotage = Callable[["SimulatedProcess"], object]
 @final
 @dataclass(frozen=True)
 class Plan:
-    """What a seed draws: the subscription, the messages and the faults."""
+    """Subscription, messages and faults that a seed draws."""
 
     seed: int
     mode: str
@@ -118,7 +118,7 @@ class SimulatedRetries:
 
 @final
 class SimulatedTurn:
-    """What happens in the middle of the commits of one process."""
+    """Faults in the middle of the commits of one process."""
 
     def __init__(self, process: SimulatedProcess) -> None:
         self.lock = anyio.Lock()
@@ -185,7 +185,7 @@ class SimulatedProcess:
 @final
 @dataclass
 class RunHistory:
-    """What happened in a run."""
+    """Events of one run."""
 
     keys: dict[int, str] = field(default_factory=dict[int, str])
     handled: list[int] = field(default_factory=list[int])

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from msgbus._next.journal.memory_tables import MemoryTables
 from msgbus._next.journal.operations import Operation
+from msgbus._next.journal.records import Member
 from msgbus._next.simulation import Broken, SimulatedProcess, simulate
 from msgbus._next.subscriptions.in_flight import InFlight
 from tests.counts import DELIVERY_SEEDS
@@ -73,8 +75,11 @@ def test_effects_that_are_not_fenced_are_found_twice(monkeypatch: pytest.MonkeyP
     def unfenced(one: InFlight, time: float) -> list[Operation]:
         return []
 
+    def anybody(tables: MemoryTables, member: Member) -> None:
+        pass
+
     monkeypatch.setattr(InFlight, "acknowledgement", unfenced)
-    monkeypatch.setattr("msgbus._next.journal.memory._Tables.require", lambda *_: None)
+    monkeypatch.setattr(MemoryTables, "require", anybody)
 
     assert any(simulate(seed)[0].effects_twice for seed in range(60))
 

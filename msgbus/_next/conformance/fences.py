@@ -28,7 +28,7 @@ from msgbus._next.journal.records import State
 
 
 class FenceTests(EngineSuite):
-    """What a former owner writes is refused."""
+    """Writes of a former owner are refused."""
 
     # -- Pass ------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from msgbus.errors import ConfigurationError
 
 
 class MemberTests(EngineSuite):
-    """What a process owns is its own as long as its member exists."""
+    """Partitions and claims belong to a process as long as its member exists."""
 
     # -- join, renew, end ------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What two processes of a random history own, and a model of what they acknowledged."""
+"""Two processes of a random history, and a model of what they acknowledged."""
 
 # ruff: noqa: S101
 
@@ -38,7 +38,7 @@ ALL: Final = 1_000_000
 
 @final
 class PartitionWindow:
-    """What the owner of a partition has in flight, beside its rows."""
+    """Messages that the owner of a partition has in flight, beside its rows."""
 
     def __init__(self, cursor: Cursor) -> None:
         self.cursor = cursor
@@ -107,7 +107,7 @@ class HistoryWorker:
 
 
 class HistoryModel:
-    """What was appended and acknowledged, and what must be true of the journal then."""
+    """Appended and acknowledged messages, and what must be true of the journal then."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal

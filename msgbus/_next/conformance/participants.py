@@ -72,7 +72,7 @@ class CommitRecorder:
 
 
 class ParticipantTests(EngineSuite):
-    """What a subscription has to write is written with what others write."""
+    """Operations of a subscription ride in the commits of others."""
 
     async def test_a_participant_is_asked_once_for_each_commit(self) -> None:
         async with self.opened() as journal:

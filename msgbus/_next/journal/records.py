@@ -196,7 +196,7 @@ class Pending(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """What is known of a dead row, beside the row."""
+    """Description of a dead letter, beside its row."""
 
     error_type: str
     reason: str
@@ -274,7 +274,7 @@ class Member(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promises:
-    """What an engine promises for a commit that returned."""
+    """Promises of an engine for a commit that returned."""
 
     survives_kill: bool
     survives_power_cut: bool

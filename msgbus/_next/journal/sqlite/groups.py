@@ -23,7 +23,7 @@ from msgbus.telemetry.redaction import redact_exception
 
 
 class Attached(NamedTuple):
-    """Who rides in every commit."""
+    """Participants of every commit, and their member."""
 
     participants: tuple[CommitParticipant, ...] = ()
     member: Member | None = None

@@ -66,7 +66,7 @@ _ROOT_OF_FLOW: Final = "message_id = ? AND correlation_id IS NULL"
 
 
 class _Terms(NamedTuple):
-    """What a message must have; `None` for anything."""
+    """Conditions on messages; `None` for any."""
 
     correlation_id: str | None
     session_id: str | None

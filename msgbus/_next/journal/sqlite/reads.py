@@ -1,4 +1,4 @@
-"""What is stored, as one connection sees it: in a snapshot, or in the transaction of the writer."""
+"""Reads by one connection: in a snapshot, or in the transaction of the writer."""
 
 from __future__ import annotations
 

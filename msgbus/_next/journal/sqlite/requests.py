@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @final
 class WriteRequest:
-    """What one caller wants written, and its outcome.
+    """A write of one caller, and its outcome.
 
     The writer's thread fills `value` or `error`; the reply is given on the event loop of the
     caller.

@@ -49,7 +49,7 @@ FROM found WHERE key IS NOT NULL
 
 @final
 class Source:
-    """What all connections to one file share: its path, the codec, and names of messages."""
+    """Path, codec and names of messages, shared by all connections to one file."""
 
     def __init__(self, path: str, codec: PayloadCodec | None) -> None:
         self.path = path

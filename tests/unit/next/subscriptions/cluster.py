@@ -78,6 +78,7 @@ class Process:
     journal: MemoryJournal
     membership: Membership
     loop: SubscriptionLoop[Any]
+    is_dead: bool = False
     handled: list[tuple[str | None, int]] = field(default_factory=list)
 
     @property
@@ -103,6 +104,8 @@ class Cluster:
         self.partitions = options.pop("partitions", 4)
         self.text = options.pop("text", "")
         self.keeps_done = options.pop("keeps_done", False)
+        self.rate_limit: float | None = options.pop("rate_limit", None)
+        self.burst: int = options.pop("burst", 1)
         self.max_in_flight = options.pop("max_in_flight", 1 if mode == "exclusive" else 4)
         self.options = options
 
@@ -128,7 +131,12 @@ class Cluster:
         number = len(self.processes)
         journal = self.journal.beside()
         membership = Membership(journal, self.clock, ttl=TTL, process=f"host:{number}:")
-        rules = DeliveryRules(retry=self.retry, on_poison=self.on_poison)
+        rules = DeliveryRules(
+            retry=self.retry,
+            on_poison=self.on_poison,
+            rate_limit=self.rate_limit,
+            burst=self.burst,
+        )
         options = {"max_in_flight": self.max_in_flight, **self.options}
         process: Process
 
@@ -172,11 +180,9 @@ class Cluster:
 
     async def kill(self, process: Process) -> None:
         """End a process as `kill -9` does: nothing more is written by it."""
-        process.membership._is_stopping = True
-        await process.journal.close()
-        process.loop.end()
-        for task in process.membership._tasks:
-            task.cancel()
+        process.is_dead = True
+        process.journal.freeze()
+        process.membership.abandon()
         await self.turns(5)
 
     # -- messages and time -----------------------------------------------------------------------
@@ -221,10 +227,7 @@ class Cluster:
 
     async def stop(self) -> None:
         for process in self.processes:
-            if not process.journal._is_closed:
-                process.loop.end()
-                for task in process.membership._tasks:
-                    task.cancel()
+            process.membership.abandon()
         await self.turns(5)
 
 

@@ -7,10 +7,8 @@ import pytest
 
 from msgbus._next.journal.records import State
 from msgbus._next.subscriptions.in_flight import InFlight
-from msgbus._next.subscriptions.loop import DeliveryRules
 from msgbus._next.subscriptions.progress import caught_up, is_done, progress_of
 from msgbus.errors import SettleTimeoutError
-from msgbus.runtime.token_bucket import TokenBucket
 from tests.unit.next.subscriptions.cluster import Process, Retries, cluster
 
 MODES = ["exclusive", "key_shared", "shared"]
@@ -112,15 +110,13 @@ async def test_waiting_for_an_offset_ends_with_what_is_missing() -> None:
 
 
 async def test_a_rate_limit_spreads_deliveries_over_time() -> None:
-    async with cluster("shared") as them:
-        loop, begun = them.processes[0].loop, list[float]()
+    begun: list[float] = []
 
-        async def note(process: Process, one: InFlight) -> None:
-            begun.append(them.clock.now())
+    async def note(process: Process, one: InFlight) -> None:
+        begun.append(them.clock.now())
 
+    async with cluster("shared", rate_limit=10.0, burst=2) as them:
         them.handler = note
-        rules = DeliveryRules(retry=Retries(), rate_limit=10.0, burst=2)
-        loop._rate = TokenBucket(rules.rate_limit, rules.burst, them.clock.now())
         await them.publish(*range(12))
         await them.until_handled(*range(12))
 
