@@ -136,6 +136,11 @@ class SubscriptionLoop(ABC, Generic[S]):
             raise StaleError(f"Subscription {self.name!r} has lost its membership.")
         return member
 
+    @property
+    def task_count(self) -> int:
+        """Number of tasks that it runs."""
+        return len(self._tasks)
+
     # -- life ------------------------------------------------------------------------------------
 
     def begin(self, runtime: Runtime, member: Member) -> None:
@@ -173,9 +178,17 @@ class SubscriptionLoop(ABC, Generic[S]):
 
     def _spawn(self, function: Callable[[], Awaitable[None]], what: str) -> Task:
         assert self._runtime is not None  # noqa: S101 (set by `begin`)
-        task = self._runtime.spawn(function, name=f"msgbus {self.name} {what}")
-        self._tasks[task] = None
-        return task
+        own: list[Task] = []
+
+        async def run() -> None:
+            try:
+                await function()
+            finally:
+                self._tasks.pop(own[0], None)
+
+        own.append(self._runtime.spawn(run, name=f"msgbus {self.name} {what}"))
+        self._tasks[own[0]] = None
+        return own[0]
 
     # -- deliveries ------------------------------------------------------------------------------
 
@@ -220,8 +233,9 @@ class SubscriptionLoop(ABC, Generic[S]):
                 if turns % YIELD_AFTER == 0:
                     await anyio.lowlevel.checkpoint()
         finally:
-            self._tasks.pop(own[0], None)
-            self._workers -= 1
+            if own[0] in self._tasks:  # not one of a membership that was lost
+                self._workers -= 1
+                self.start_workers()
 
     async def _wait_for_more(self) -> None:
         self._idle += 1

@@ -201,3 +201,43 @@ def test_a_process_is_gone_only_if_that_is_certain() -> None:
     assert is_gone(f"{host}:{2**22 + os.getpid()}:{start}", here)
     assert not is_gone(f"other:{2**22 + os.getpid()}:{start}", here)
     assert not is_gone(f"{host}:{pid}:", here)
+
+
+async def test_a_handler_that_ends_slowly_takes_no_worker_of_the_next_membership() -> None:
+    running, most = 0, 0
+
+    async def end_slowly(process: Process, one: InFlight) -> None:
+        nonlocal running, most
+        if number_of(one) == 0 and not them.attempts[0][1:]:
+            with anyio.CancelScope(shield=True):
+                await them.clock.sleep(2.0)
+            return
+        running += 1
+        most = max(most, running)
+        await them.clock.sleep(0.05)
+        running -= 1
+
+    async with cluster("shared", max_in_flight=2) as them:
+        them.handler = end_slowly
+        await them.publish(0)
+        await them.turns()
+        (member,) = await them.journal.members()
+        await them.journal.end(member)
+        await them.publish(*range(1, 40))
+        await them.until_handled(*range(40))
+
+        assert most == 2
+
+
+async def test_retries_leave_no_tasks_behind() -> None:
+    async def fail_once(process: Process, one: InFlight) -> None:
+        if one.attempt == 1:
+            raise ValueError("not yet")
+
+    async with cluster("shared", retry=Retries(pauses=0.01)) as them:
+        them.handler = fail_once
+        await them.publish(*range(50))
+        await them.until_handled(*range(50))
+        await them.settled()
+
+        assert them.processes[0].loop.task_count <= 1 + them.max_in_flight
