@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgbus.runtime.clock import SystemClock
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     from msgbus.runtime.clock import Clock
 
 T = TypeVar("T")
+
+
+def time_limit(seconds: float | None, clock: Clock) -> AbstractContextManager[object]:
+    """Cancel what is in the block after `seconds`; `None` for never."""
+    return nullcontext() if seconds is None else clock.cancel_after(seconds)
 
 
 async def in_time(coroutine: Coroutine[Any, Any, T], seconds: float, clock: Clock) -> T | Late:

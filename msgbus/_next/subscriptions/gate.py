@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, final
 
 import anyio
 
+from msgbus.runtime.timeouts import time_limit
+
 if TYPE_CHECKING:
     from msgbus.runtime.clock import Clock
 
@@ -39,7 +41,7 @@ class Gate:
         await self.opened()
         self.is_closed = True
         try:
-            with self._clock.cancel_after(float("inf") if timeout is None else timeout):
+            with time_limit(timeout, self._clock):
                 while self.running:
                     await self._changed.wait()
                 return True

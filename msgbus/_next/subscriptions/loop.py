@@ -20,6 +20,7 @@ from msgbus._next.subscriptions.shared import SharedState
 from msgbus._next.subscriptions.state import Settlement, SubscriptionState
 from msgbus.errors import JournalError
 from msgbus.handlers.delivery import Poison
+from msgbus.runtime.timeouts import time_limit
 from msgbus.runtime.token_bucket import TokenBucket
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -337,7 +338,7 @@ class SubscriptionLoop(ABC, Generic[S]):
     async def _wait_for_news(self, due: float | None) -> None:
         if not self._news.is_set():
             pause = None if due is None else max(due - self._clock.time(), 0.0)
-            with self._clock.cancel_after(float("inf") if pause is None else pause):
+            with time_limit(pause, self._clock):
                 await self._news.wait()
         self._news = anyio.Event()
 

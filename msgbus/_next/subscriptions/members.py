@@ -17,6 +17,7 @@ from msgbus._next.subscriptions.loop import PartitionedLoop, SharedLoop, Subscri
 from msgbus.errors import JournalError
 from msgbus.journal.watch import BUSY
 from msgbus.runtime.event_loop import Runtime, Task, current_runtime
+from msgbus.runtime.timeouts import time_limit
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -133,7 +134,7 @@ class Membership:
         for loop in self._loops:
             loop.state.is_draining = True
         version = -1
-        with self._clock.cancel_after(float("inf") if timeout is None else timeout):
+        with time_limit(timeout, self._clock):
             while self._in_flight():
                 await self._commit()
                 version = await self.journal.changed(version, SURVEY)

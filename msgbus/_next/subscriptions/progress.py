@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, final
 
 from msgbus._next.journal.records import Cursor, Kind, Record, Selection, State
 from msgbus.errors import SettleTimeoutError
+from msgbus.runtime.timeouts import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +85,7 @@ async def caught_up(
         SettleTimeoutError: It is not after `timeout` seconds.
     """
     version = -1
-    with clock.cancel_after(float("inf") if timeout is None else timeout):
+    with time_limit(timeout, clock):
         while not await is_done(journal, name, selection, upto):
             version = await journal.changed(version)
         return
