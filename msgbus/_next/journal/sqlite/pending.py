@@ -49,9 +49,9 @@ _MARK: Final = (
 _UPDATE: Final = f"{_MARK} AND version = ? AND (owner IS NULL OR owner = ?)"
 _FIRST_PARKED: Final = f"""
 SELECT {PENDING} FROM msgbus_pending INDEXED BY msgbus_pending_key
-WHERE subscription = ?1 AND partition = ?2 AND key = ?3 AND state = 'parked' AND NOT EXISTS (
+WHERE subscription = ? AND partition = ? AND key = ? AND state = 'parked' AND NOT EXISTS (
     SELECT 1 FROM msgbus_pending INDEXED BY msgbus_pending_holding
-    WHERE subscription = ?1 AND partition = ?2 AND key = ?3
+    WHERE subscription = ? AND partition = ? AND key = ?
         AND state IN ('waiting', 'claimed', 'dead', 'damaged'))
 ORDER BY offset LIMIT 1
 """  # noqa: S608
@@ -208,7 +208,7 @@ class PendingRows:
         if done.key is None:
             return
         key = (done.subscription, done.partition, done.key)
-        for row in self._reader.pending(_FIRST_PARKED, key):
+        for row in self._reader.pending(_FIRST_PARKED, key * 2):
             if row.state is State.DAMAGED:
                 self.set_aside([row])  # it holds back the others from now on
             else:

@@ -22,10 +22,10 @@ SELECT min(offset), max(offset) FROM msgbus_messages INDEXED BY msgbus_messages_
 WHERE time >= ? AND time < ?
 """
 _DELIVERIES: Final = f"""
-SELECT {DELIVERY} FROM msgbus_deliveries WHERE offset = ?1 AND offset <> 0 AND message_id = ?2
+SELECT {DELIVERY} FROM msgbus_deliveries WHERE offset = ? AND offset <> 0 AND message_id = ?
 UNION ALL
 SELECT {DELIVERY} FROM msgbus_deliveries INDEXED BY msgbus_deliveries_unlogged
-WHERE offset = 0 AND message_id = ?2
+WHERE offset = 0 AND message_id = ?
 ORDER BY time, attempt
 """  # noqa: S608
 _COUNTS: Final = """
@@ -209,7 +209,7 @@ class QuestionReader(TableReader):
     def deliveries(self, message_id: str) -> list[DeliveryRecord]:
         """Return the deliveries of one message, by time."""
         found: list[DeliveryRecord] = []
-        values = (self.offset_of(message_id) or 0, message_id)
+        values = (self.offset_of(message_id) or 0, message_id, message_id)
         for row in self._connection.execute(_DELIVERIES, values):
             offset, handler, time, attempt, _, word, wait, run, error = row
             outcome = _OUTCOMES.get(word)

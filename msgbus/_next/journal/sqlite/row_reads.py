@@ -34,14 +34,14 @@ _FIRST_DUE: Final = (
 _HELD: Final = """
 WITH RECURSIVE found (key) AS (
     SELECT (SELECT min(key) FROM msgbus_pending INDEXED BY msgbus_pending_key
-        WHERE subscription = ?1 AND partition = ?2 AND key IS NOT NULL)
+        WHERE subscription = ? AND partition = ? AND key IS NOT NULL)
     UNION ALL
     SELECT (SELECT min(key) FROM msgbus_pending INDEXED BY msgbus_pending_key
-        WHERE subscription = ?1 AND partition = ?2 AND key > found.key)
+        WHERE subscription = ? AND partition = ? AND key > found.key)
     FROM found WHERE found.key IS NOT NULL
 )
 SELECT key, (SELECT min(offset) FROM msgbus_pending INDEXED BY msgbus_pending_key
-    WHERE subscription = ?1 AND partition = ?2 AND key = found.key)
+    WHERE subscription = ? AND partition = ? AND key = found.key)
 FROM found WHERE key IS NOT NULL
 """
 """Two steps in the index for each key, however many rows it has."""
@@ -132,7 +132,7 @@ class RowReader:
 
     def held(self, name: str, partition: int) -> dict[str, int]:
         """Return the lowest offset of a row of each key."""
-        return dict(self._connection.execute(_HELD, (name, partition)))
+        return dict(self._connection.execute(_HELD, (name, partition) * 3))
 
     def blocked_keys(self, name: str, partition: int) -> set[str]:
         """Return the keys of a partition that have rows."""

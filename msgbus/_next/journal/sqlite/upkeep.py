@@ -42,7 +42,7 @@ WHERE subscription = ? AND offset >= ? AND offset <= ? AND body IS NULL AND stat
 """
 """By subscription: an index by offset would be one more to write with every claim."""
 _SET_TRIMMED: Final = """
-UPDATE msgbus_meta SET value = ?1 WHERE key = 'trimmed' AND CAST(value AS INTEGER) < ?1
+UPDATE msgbus_meta SET value = ? WHERE key = 'trimmed' AND CAST(value AS INTEGER) < ?
 """
 _LEFTOVERS: Final = ("", "-journal", "-wal", "-shm")
 
@@ -165,7 +165,7 @@ def _queues(connection: sqlite3.Connection) -> list[str]:
 
 def _remove(connection: sqlite3.Connection, chunk: _Chunk) -> None:
     """Delete messages with their results, deliveries and kept rows."""
-    connection.execute(_SET_TRIMMED, (chunk.upto,))
+    connection.execute(_SET_TRIMMED, (chunk.upto, chunk.upto))
     if not chunk.removed:
         return
     offsets = [offset for offset, _ in chunk.removed]

@@ -92,10 +92,10 @@ async def test_numbers_of_delayed_events_are_not_used_again(path: Path) -> None:
     assert numbers == [1, 2, 3]
 
 
-def test_each_file_has_an_id_of_its_own(tmp_path: Path) -> None:
+async def test_each_file_has_an_id_of_its_own(tmp_path: Path) -> None:
     ids: set[str] = set()
     for name in ("a.db", "b.db"):
-        SqliteJournal(tmp_path / name)._connection.close()  # pyright: ignore[reportPrivateUsage]
+        await SqliteJournal(tmp_path / name).close()
         query = "SELECT value FROM msgbus_meta WHERE key = 'journal_id'"
         ids.add(sql(tmp_path / name, query)[0][0])
 
