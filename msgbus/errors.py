@@ -386,32 +386,19 @@ class JournalCorruptError(JournalError):
     """The journal's file is damaged."""
 
 
-class CorruptRecordError(JournalCorruptError):
-    """One record is damaged or missing; reading can continue after it."""
+class StaleError(JournalError):
+    """A row, partition or member is no longer what a commit was based on; nothing was written."""
 
-    def __init__(self, problem: str, *, path: str, offset: int) -> None:
-        self.offset = offset
+
+class MemberEndedError(StaleError):
+    """Others have taken over the work of this process, as it had shown no sign of life."""
+
+    def __init__(self, member_id: int) -> None:
+        self.member_id = member_id
         super().__init__(
-            f"Record {offset} of the journal {path} {problem}. Restore a backup, or skip it by "
-            f"reading from {offset + 1}; journal.verify() lists all damage.",
-            path=path,
-        )
-
-
-class JournalConflictError(JournalError):
-    """A condition of the transaction does not hold; nothing of it was written."""
-
-
-class LeaseLostError(JournalConflictError):
-    """The lease is held by another holder or expired; writes of the old holder are refused."""
-
-    def __init__(self, name: str, *, epoch: int | None, current: int) -> None:
-        self.name = name
-        self.epoch = epoch
-        self.current = current
-        super().__init__(
-            f"The lease of {name!r} is at epoch {current}, not {epoch}: another holder has "
-            f"taken over. Stop working on it and acquire the lease again."
+            f"Member {member_id} was ended: it had shown no sign of life for a TTL, and others "
+            f"have taken over its work. The bus joins anew by itself; if this happens often, "
+            f"raise BusConfig.member_ttl, or find what stops the process for so long."
         )
 
 
@@ -558,6 +545,18 @@ class TicketNotFoundError(TicketError, LookupError):
         super().__init__(
             f"No command {message_id!r} was enqueued in this journal, or retention has removed "
             f"its ticket.",
+            message_id=message_id,
+        )
+
+
+class DuplicateCommandError(TicketError):
+    """A command of the same `unique` key waits or runs; `message_id` is that one."""
+
+    def __init__(self, message_id: str, unique: str, *, message_type: str = "command") -> None:
+        self.unique = unique
+        super().__init__(
+            f"A {message_type} of the unique key {unique!r} waits or runs already: {message_id}. "
+            f"Wait for that one with bus.ticket(...), or leave out on_duplicate to share it.",
             message_id=message_id,
         )
 

@@ -7,6 +7,10 @@ from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar, final
 
+from pydantic import Field
+
+from msgbus.runtime.arguments import Options
+
 
 class Mode(StrEnum):
     """How messages are distributed to the consumers of a subscription."""
@@ -42,6 +46,20 @@ class Poison(StrEnum):
 
     BLOCK = "block"
     """Stop the subscription at it until `resume` or `seek`."""
+
+
+class SubscriptionTuning(Options):
+    """Numbers that few have to change."""
+
+    buffer: int = Field(default=1000, ge=1)
+    """Messages in memory at most: being handled, ready, or waiting for a short pause."""
+
+    partitions: int = Field(default=16, ge=1, le=4096)
+    """Parts into which the keys of a `KEY_SHARED` subscription are divided: at most so many
+    processes share it. Fixed when the subscription is made."""
+
+    burst: int = Field(default=1, ge=1)
+    """Deliveries that may begin at once under `rate_limit` after a quiet time."""
 
 
 @final

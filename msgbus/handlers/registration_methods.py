@@ -43,10 +43,9 @@ from msgbus.runtime.arguments import check_seconds, refuse_unknown
 
 if TYPE_CHECKING:
     from datetime import datetime
-    from enum import IntEnum
 
     from msgbus.handlers.config import QueueConfig
-    from msgbus.handlers.delivery import Delivery, Mode, Poison, StartAt
+    from msgbus.handlers.delivery import Delivery, Mode, Poison, StartAt, SubscriptionTuning
     from msgbus.handlers.filters import FilterLike
 
 C = TypeVar("C", bound=Command[Any])
@@ -99,22 +98,14 @@ class EventOptions(TypedDict, total=False):
     max_in_flight: int
     ack_timeout: float | None
     rate_limit: float | None
-    burst: int
     retry: RetryPolicy
     on_poison: Poison
     park_key: bool
+    park_limit: int
     idempotent: bool
     key: Callable[[Any], str | None] | None
-    require: IntEnum | None
-    lease_ttl: float
-    flush_acks: int
-    flush_interval: float
-    flush_idle: float
-    fetch_size: int
-    max_buffered: int
-    max_ahead: int
-    loss_window: int
-    watchdog: float
+    require: Literal["memory", "os", "fsync", "quorum", "quorum_fsync"] | None
+    tuning: SubscriptionTuning
 
 
 EVENT_OPTIONS: Final = frozenset({*EventOptions.__annotations__, "batch"})

@@ -68,6 +68,9 @@ class Frame:
     """The frame this one was called from."""
     is_replay: bool = False
     """Whether it replays a message that was handled before."""
+    delivery: Any = None
+    """The delivery of a durable subscription or queue, which fences all that is written here; in a
+    batch handler, a tuple with that of each of its events."""
     _depth: int
 
     @property
@@ -110,18 +113,40 @@ class RetriedFrame(Frame):
 
 
 @final
+class DeliveryFrame(Frame):
+    """One event that a durable subscription delivers."""
+
+    __slots__ = ("delivery", "first_attempt")
+    on_lane = True
+
+    def __init__(self, event: Event, owner: Any, delivery: Any) -> None:
+        self.message = event
+        self.owner = owner
+        self.context = None
+        self.delivery = delivery
+        self.first_attempt = delivery.attempt
+
+
+@final
 class BatchFrame(Frame):
     """A batch of events on a lane."""
 
-    __slots__ = ("events", "first_attempt")
+    __slots__ = ("delivery", "events", "first_attempt")
     on_lane = True
 
-    def __init__(self, events: list[Event], owner: Any, attempt: int) -> None:
+    def __init__(
+        self,
+        events: list[Event],
+        owner: Any,
+        attempt: int,
+        deliveries: tuple[Any, ...] | None = None,
+    ) -> None:
         self.message = events[0]
         self.events = events
         self.owner = owner
         self.context = None
         self.first_attempt = attempt
+        self.delivery = deliveries
 
 
 @final
@@ -145,9 +170,11 @@ class ReplayFrame(Frame):
 class BatchItemFrame(Frame):
     """One event of a batch, inside `context.handling(event)`."""
 
-    __slots__ = ("is_replay", "on_lane", "parent")
+    __slots__ = ("delivery", "is_replay", "on_lane", "parent")
 
     def __init__(self, event: Event, outer: Frame, context: HandlingContext) -> None:
+        deliveries = zip(outer.events or (), outer.delivery or (), strict=False)
+        self.delivery = next((found for one, found in deliveries if one is event), None)
         self.message = event
         self.owner = outer.owner
         self.context = context

@@ -116,14 +116,23 @@ class NestedResult(CommandResult[R]):
 class QueuedResult(CommandResult[R]):
     """The result of an enqueued command, which may have had attempts before."""
 
-    __slots__ = ("first_attempt", "is_retried_later")
+    __slots__ = ("delivery", "first_attempt", "is_retried_later")
 
-    def __init__(self, command: Command[R], owner: object, attempt: int, *, retried: bool) -> None:
+    def __init__(
+        self,
+        command: Command[R],
+        owner: object,
+        attempt: int,
+        *,
+        retried: bool,
+        delivery: object = None,
+    ) -> None:
         self.message = command
         self.owner = owner
         self.context = None
         self.first_attempt = attempt
         self.is_retried_later = retried
+        self.delivery = delivery
 
 
 @final

@@ -44,7 +44,7 @@ class Waker(Protocol):
         ...
 
 
-class Reply(Protocol):
+class LoopReply(Protocol):
     """A result that one task waits for, once; it may be set before the wait begins."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -94,7 +94,7 @@ class Runtime(Protocol):
         """Make a waker for one worker."""
         ...
 
-    def reply(self) -> Reply:
+    def reply(self) -> LoopReply:
         """Make a reply for one task to wait for."""
         ...
 
@@ -318,7 +318,7 @@ class _AsyncioRuntime:
     def waker(self) -> Waker:
         return _AsyncioWaker(self._loop)
 
-    def reply(self) -> Reply:
+    def reply(self) -> LoopReply:
         return self._loop.create_future()
 
     async def checkpoint(self) -> None:
@@ -450,7 +450,7 @@ class _TrioRuntime:
     def waker(self) -> Waker:
         return _TrioWaker()
 
-    def reply(self) -> Reply:
+    def reply(self) -> LoopReply:
         return _TrioReply()
 
     async def checkpoint(self) -> None:

@@ -18,7 +18,7 @@ class SubscriptionStats:
     standing: str = "new"
     """Its state in this process: `new`, `standby`, `active`, `paused`, `blocked`, `closed`."""
     owner: str | None = None
-    """While on standby: the owner of the lease; the process id comes first."""
+    """While on standby: the process id of a process that delivers it."""
     last_acked: int = 0
     """All messages up to this offset are acknowledged."""
     lag: int = 0
@@ -32,11 +32,11 @@ class SubscriptionStats:
     waiting: int = 0
     """Of these, those that wait for a retry."""
     scheduled: int = 0
-    """Messages that wait for a retry in the journal's schedule."""
+    """Messages that wait for a retry in the journal, as last counted."""
     parked_keys: int = 0
-    """Keys whose messages are dead-lettered."""
+    """Keys whose later messages wait in the journal for an earlier one."""
     is_recovering: bool = False
-    """Whether it redelivers messages in flight when the last process ended."""
+    """Whether messages run alone that were in flight when their process ended."""
     delivered: int = 0
     """Attempts begun."""
     acked: int = 0
@@ -44,7 +44,7 @@ class SubscriptionStats:
     refused: int = 0
     """Of these, those whose handler raised a `Refusal`."""
     skipped: int = 0
-    """Messages that were already marked as handled, and not delivered again."""
+    """Messages that were handled before, and not delivered again (`idempotent=True`)."""
     failed: int = 0
     """Attempts that failed, timeouts included."""
     timed_out: int = 0
@@ -56,7 +56,7 @@ class SubscriptionStats:
     dropped: int = 0
     """Messages dropped by `on_poison=Poison.DROP`."""
     stalls: int = 0
-    """Times that the watchdog found undelivered messages."""
+    """Times that messages were found which nobody had begun."""
     errors: int = 0
     """Times that the journal could not be read or written; retried each time."""
     last_error: str | None = None

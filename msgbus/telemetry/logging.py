@@ -53,7 +53,7 @@ StandardLogger: TypeAlias = "logging.Logger | logging.LoggerAdapter[Any]"
 
 
 @final
-class Log:
+class EventLog:
     """Write log events to one logger; to that of the library unless given.
 
     If the logger raises, the event goes to the standard logger `msgbus`.
@@ -147,7 +147,7 @@ class Log:
             self._standard.log(level, text, extra={"msgbus": {"event": name, **shown}})
 
 
-log: Final = Log()
+log: Final = EventLog()
 
 
 def escaped(text: str) -> str:

@@ -78,7 +78,7 @@ _SUBSCRIPTION_GAUGES: Final[Rows] = {
         "oldest_unacked_age",
         "Age of the oldest unacknowledged message, 0 if there is none.",
     ),
-    "subscription_scheduled": ("scheduled", "Messages whose next attempt is in the schedule."),
+    "subscription_scheduled": ("scheduled", "Messages that wait for a retry in the journal."),
     "subscription_active": ("is_active", "1 while it delivers in this process."),
 }
 _SUBSCRIPTION_SUMS: Final[Rows] = {
@@ -88,7 +88,10 @@ _SUBSCRIPTION_SUMS: Final[Rows] = {
 _SUBSCRIPTION_COUNTERS: Final[Rows] = {
     "subscription_delivered": ("delivered", "Attempts begun."),
     "subscription_acked": ("acked", "Messages acknowledged."),
-    "subscription_skipped": ("skipped", "Messages not delivered, as they were marked as handled."),
+    "subscription_skipped": (
+        "skipped",
+        "Messages not delivered again, as they were handled before.",
+    ),
     "subscription_failed": ("failed", "Attempts that failed, timeouts included."),
     "subscription_timed_out": ("timed_out", "Attempts that timed out."),
     "subscription_redelivered": (
@@ -97,7 +100,7 @@ _SUBSCRIPTION_COUNTERS: Final[Rows] = {
     ),
     "subscription_dead_lettered": ("dead_lettered", "Messages dead-lettered."),
     "subscription_dropped": ("dropped", "Messages dropped by Poison.DROP."),
-    "subscription_stalls": ("stalls", "Times that the watchdog found undelivered messages."),
+    "subscription_stalls": ("stalls", "Times that messages were found which nobody had begun."),
     "subscription_errors": ("errors", "Times that the journal could not be read or written."),
 }
 _JOURNAL_GAUGES: Final[Rows] = {

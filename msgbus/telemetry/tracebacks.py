@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Final
 
-from msgbus.telemetry.redaction import redact, redact_exception
+from msgbus.telemetry.redaction import encodable, redact, redact_exception
 
 MAX_LENGTH: Final = 16 * 1024
 """Maximum length in characters; of a longer traceback the middle is omitted."""
@@ -45,7 +45,7 @@ def redacted_traceback(error: BaseException) -> str:
         pieces = list(_chain(error, 0))
     except Exception:  # an exception may be unprintable in many ways
         pieces = [_described(error)]
-    return _without_middle(pieces)
+    return _without_middle([encodable(piece) for piece in pieces])
 
 
 def redacted_stack(calls: Sequence[tuple[FrameType, int]]) -> str:

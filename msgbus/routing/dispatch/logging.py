@@ -10,7 +10,7 @@ from msgbus.messages.topics.pattern import is_topic
 from msgbus.routing.dispatch.results import DispatchOutcome, DispatchResult
 from msgbus.routing.envelope import MessageCategory
 from msgbus.runtime.arguments import require_members
-from msgbus.telemetry.logging import EventLogger, Log, StandardLogger
+from msgbus.telemetry.logging import EventLog, EventLogger, StandardLogger
 
 Keys: TypeAlias = dict[str, Any]
 
@@ -33,7 +33,7 @@ class DispatchLog:
     def __init__(self, logger: EventLogger | StandardLogger | None) -> None:
         if logger is not None:
             require_members(logger, EventLogger, "logger", _FIX)
-        self._log = Log(logger)
+        self._log = EventLog(logger)
         self.is_enabled: Callable[[int], bool] = self._log.is_enabled
         """Return whether events of a level are written."""
 

@@ -83,7 +83,12 @@ def redact_exception(exc: BaseException) -> str:
     except Exception:
         message = "<unprintable>"
     # The name is not redacted: "InvalidToken: ..." is not an assignment.
-    return f"{name}: {redact(message)}" if message else name
+    return f"{name}: {encodable(redact(message))}" if message else name
+
+
+def encodable(text: str) -> str:
+    r"""Return the text with halves of characters, which no file can hold, as ``\udcff``."""
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def _without_inputs(error: ValidationError) -> str:
