@@ -1,61 +1,88 @@
-"""The journal: every message a row, durable, in order, to be read again.
+"""The journal: a log of messages, and what each subscription has done with them.
 
-`open_journal(url)` opens one. What is written beside messages, in the same transaction, is in
-`msgbus.journal.operations`; what is read is in `msgbus.journal.records`.
+`open_journal(url)` opens one. `ports` has the protocols that an engine implements, `records` and
+`operations` the values they exchange. Imported by subscriptions, the bus and the pipeline.
 """
 
+from msgbus.errors import MemberEndedError, StaleError
 from msgbus.journal.codec import MessageCodec, PayloadCodec, RawMessage
-from msgbus.journal.leases import LeaseWatch
 from msgbus.journal.memory import MemoryJournal
 from msgbus.journal.opening import open_journal
 from msgbus.journal.operations import Operation
-from msgbus.journal.port import Journal
+from msgbus.journal.ports import (
+    CommitParticipant,
+    Deliveries,
+    Journal,
+    Log,
+    Members,
+    Questions,
+    Rows,
+    Tables,
+)
 from msgbus.journal.records import (
-    Ack,
-    AckLevel,
+    Appended,
     Cursor,
-    DeadLetter,
     DeliveryRecord,
-    FlowNode,
+    Instance,
     Kind,
-    Lease,
+    Letter,
+    Member,
+    Order,
     Outcome,
-    Page,
+    Pending,
+    Promises,
     Record,
+    Result,
+    Selection,
+    State,
+)
+from msgbus.journal.reports import (
+    DeliveryCount,
+    FlowNode,
+    Page,
     Retention,
-    Scheduled,
-    TicketRow,
-    TicketState,
     TrimReport,
     VerifyReport,
 )
-from msgbus.journal.sqlite import SqliteJournal
+from msgbus.journal.sqlite.journal import SqliteJournal
 from msgbus.messages.upcasting import upcasts
 
 __all__ = [
-    "Ack",
-    "AckLevel",
+    "Appended",
+    "CommitParticipant",
     "Cursor",
-    "DeadLetter",
+    "Deliveries",
+    "DeliveryCount",
     "DeliveryRecord",
     "FlowNode",
+    "Instance",
     "Journal",
     "Kind",
-    "Lease",
-    "LeaseWatch",
+    "Letter",
+    "Log",
+    "Member",
+    "MemberEndedError",
+    "Members",
     "MemoryJournal",
     "MessageCodec",
     "Operation",
+    "Order",
     "Outcome",
     "Page",
     "PayloadCodec",
+    "Pending",
+    "Promises",
+    "Questions",
     "RawMessage",
     "Record",
+    "Result",
     "Retention",
-    "Scheduled",
+    "Rows",
+    "Selection",
     "SqliteJournal",
-    "TicketRow",
-    "TicketState",
+    "StaleError",
+    "State",
+    "Tables",
     "TrimReport",
     "VerifyReport",
     "open_journal",

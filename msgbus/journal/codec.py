@@ -18,18 +18,22 @@ from msgbus.telemetry.redaction import redact_exception
 
 
 class PayloadCodec(Protocol):
-    """Bytes in, bytes out: where encryption or signing goes.
+    """Encrypts or signs payloads, results and the state of instances; all else stays readable.
 
-    A journal applies it to payloads only; ids, names, topics and keys stay readable. It runs
-    on the journal's threads, so it must be thread-safe.
+    It runs on threads of the journal, so it must be thread-safe.
+
+    `associated` names what the bytes belong to, in fields with a zero byte between them:
+    `message`, message id and wire name; `result` and message id; `instance`, name and key;
+    `journal` for a sample that tells whether a file was written with this codec and key. It is
+    not stored. A codec that authenticates it refuses bytes that were moved to another row.
     """
 
-    def encode(self, payload: bytes) -> bytes:
-        """What to store."""
+    def encode(self, payload: bytes, associated: bytes) -> bytes:
+        """Return what to store."""
         ...
 
-    def decode(self, stored: bytes) -> bytes:
-        """What `encode` was given; raises if that cannot be."""
+    def decode(self, payload: bytes, associated: bytes) -> bytes:
+        """Return what `encode` was given; raise if it is damaged or belongs to something else."""
         ...
 
 

@@ -1,172 +1,140 @@
-"""What one transaction of a journal may do: any mix of these, all of it or nothing.
+"""Operations of one commit: any mix of these, all of them or none.
 
-`journal.commit([...])` runs them in the order given. Operations on a subscription take the
-epoch of its lease; if the lease has gone to another holder, the whole transaction is refused
-with `LeaseLostError`. Without a lease the epoch is `None`.
+`journal.commit([...])` applies them in the order given. Each is guarded: a row by its version,
+a cursor by owner and epoch, a member by its existence. If a guard fails, the whole commit is
+refused with `StaleError`.
 """
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from msgbus.journal.records import DeadLetter, DeliveryRecord, Record, Scheduled
+from msgbus.journal.records import Cursor, DeliveryRecord, Instance, Letter, Pending, Record
 
 
 class Append(NamedTuple):
-    """Add a message at the end; its `Ack` is in the result of the commit."""
+    """Add a message to the log; a known id keeps its first offset.
 
-    record: Record
-
-
-class CreateCursor(NamedTuple):
-    """Begin a subscription at `offset`, which counts as done; keeps a cursor that is there."""
-
-    name: str
-    offset: int
-    epoch: int | None = None
-
-
-class MoveCursor(NamedTuple):
-    """Say that everything up to `offset` is done; never moves back."""
-
-    name: str
-    offset: int
-    epoch: int | None = None
-    close: bool = False
-    """Forget the window: a clean end."""
-
-
-class SeekCursor(NamedTuple):
-    """Put the cursor to `offset`, backwards too, and forget its window and attempts."""
-
-    name: str
-    offset: int
-    epoch: int | None = None
-
-
-class DropCursor(NamedTuple):
-    """Forget a subscription: its cursor, attempts and lease."""
-
-    name: str
-    epoch: int | None = None
-
-
-class OpenWindow(NamedTuple):
-    """Say, before they are delivered, that messages up to `last` are handed out."""
-
-    name: str
-    last: int
-    epoch: int | None = None
-
-
-class CountAttempts(NamedTuple):
-    """Count one more try of each of these messages, before it begins."""
-
-    name: str
-    offsets: Sequence[int]
-    epoch: int | None = None
-
-
-class AddDeadLetter(NamedTuple):
-    """Keep a message that a subscription has given up on.
-
-    If there is a letter about it already, the attempts add up, and the last error counts.
+    With `queue` the message also gets a waiting row there: an enqueued command. In the queue
+    `DELAYED` it gets only the row, which holds the message until it is published.
     """
 
-    letter: DeadLetter
+    record: Record
+    queue: str | None = None
+    due: float | None = None
+    """Seconds since the epoch; `None` for at once."""
+    unique: str | None = None
+    """Add nothing while the queue has a row of this key that is not dead; needs a queue."""
 
 
-class DropDeadLetter(NamedTuple):
-    """Forget a dead letter."""
+class Put(NamedTuple):
+    """Write a pending row: insert version 1, or replace the version before.
 
-    id: int
+    A row that is to be `PARKED` and has no row of its key before it waits for nothing: it is
+    stored as `WAITING` and due.
+
+    Guard: the row is absent, or at `row.version - 1`; a claimed one is changed by its owner only;
+    no other row that is not dead has its `unique` key.
+    """
+
+    row: Pending
+    letter: Letter | None = None
+    """Kept with the row until that is dropped, done, or kept without a letter.
+
+    If the row had one, its history goes on, unless this one `is_whole`.
+    """
+    promote: bool = False
+    """Let the next parked row of the key go that the row had before."""
+    is_whole: bool = False
+    """Whether the letter knows its history, and replaces the one before."""
 
 
-class Mark(NamedTuple):
-    """Remember that a subscription has handled a message; kept as long as the message."""
+class Drop(NamedTuple):
+    """Delete a pending row and its letter, and let the next parked row of its key go.
+
+    A row that the cursor of its partition has not passed is kept as `DONE` until then: without
+    it, the next owner would take the message for one that was in flight.
+
+    Guard: the row is at `row.version`; a claimed one is dropped by its owner only.
+    """
+
+    row: Pending
+
+
+class Pass(NamedTuple):
+    """Move a cursor, also back; `DONE` rows that it passes are deleted.
+
+    Guard: owner and epoch are those of `cursor`, and the owner is the member of the commit;
+    without an owner, `acked` is that of `cursor` too. Beyond the head is a `CursorError`.
+    """
+
+    cursor: Cursor
+    """The cursor as it was read or last written."""
+    acked: int
+    fetched: int
+    release: bool = False
+    """Leave the partition without an owner."""
+
+    @property
+    def after(self) -> Cursor:
+        """The cursor as this operation leaves it."""
+        owner = None if self.release else self.cursor.owner
+        return self.cursor._replace(acked=self.acked, fetched=self.fetched, owner=owner)
+
+
+class Fence(NamedTuple):
+    """Refuse the commit unless a delivery is still this process's own.
+
+    Guard: the row is at `version`, claimed by the member of the commit; without a version, that
+    member owns the partition at `epoch`, and the message is neither passed nor has a row.
+    """
 
     subscription: str
+    offset: int
+    partition: int = 0
+    epoch: int = 0
+    version: int | None = None
+
+
+class Seek(NamedTuple):
+    """Put all cursors of a subscription to `offset`, at most the head, and free its partitions.
+
+    Rows beyond `offset` are deleted, apart from those that are `KEPT`, and so are `DONE` rows up
+    to there. Former owners are refused from now on.
+    """
+
+    name: str
+    offset: int
+
+
+class Remove(NamedTuple):
+    """Delete a subscription with its cursors, rows and letters; results of commands stay."""
+
+    name: str
+
+
+class Reply(NamedTuple):
+    """Store the result of a command; the first one stays."""
+
     message_id: str
-    once: bool = False
-    """Refuse the whole transaction if it is marked already."""
+    time: float
+    body: bytes | None = None
+    error: str | None = None
 
 
-class Schedule(NamedTuple):
-    """Keep a message until it is due; the same id again replaces the first."""
-
-    entry: Scheduled
-
-
-class Unschedule(NamedTuple):
-    """Take a message out of the schedule."""
-
-    id: str
-    required: bool = False
-    """Refuse the whole transaction if it is not there: someone else has taken it."""
-
-
-class AddDelivery(NamedTuple):
-    """Record how a delivery ended."""
+class Note(NamedTuple):
+    """Record a delivery."""
 
     delivery: DeliveryRecord
 
 
-class OpenTicket(NamedTuple):
-    """Begin to wait for the result of an enqueued command."""
+class Save(NamedTuple):
+    """Write an instance: insert version 1, or replace the version before.
 
-    message_id: str
-    time: float
+    Guard: it is absent, or at `instance.version - 1`.
+    """
 
-
-class CloseTicket(NamedTuple):
-    """Store the result of an enqueued command; the first result stays."""
-
-    message_id: str
-    time: float
-    result: bytes | None = None
-    error: str | None = None
-    """If given, the command has failed."""
+    instance: Instance
 
 
-class Fence(NamedTuple):
-    """Refuse the whole transaction unless the lease is at this epoch."""
-
-    name: str
-    epoch: int | None
-
-
-class Sql(NamedTuple):
-    """A statement of the user's on tables in the journal's own file."""
-
-    statement: str
-    parameters: Sequence[Any] | Mapping[str, Any] = ()
-
-
-class Call(NamedTuple):
-    """A function of the user's, called with the connection inside the transaction."""
-
-    function: Callable[[sqlite3.Connection], object]
-
-
-Operation: TypeAlias = (
-    Append
-    | CreateCursor
-    | MoveCursor
-    | SeekCursor
-    | DropCursor
-    | OpenWindow
-    | CountAttempts
-    | AddDeadLetter
-    | DropDeadLetter
-    | Mark
-    | Schedule
-    | Unschedule
-    | AddDelivery
-    | OpenTicket
-    | CloseTicket
-    | Fence
-    | Sql
-    | Call
-)
+Operation: TypeAlias = Append | Put | Drop | Pass | Fence | Seek | Remove | Reply | Note | Save

@@ -1,49 +1,36 @@
-"""What a journal keeps: messages, deliveries, cursors, leases and the rest, as plain values.
-
-Everything here is read-only. Tuples, not models: they are made for every message, and a
-journal's row becomes one without a constructor.
-"""
+"""Values that a journal stores and returns. All are read-only."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, final
+from zlib import crc32
 
+from msgbus.errors import ConfigurationError
 from msgbus.messages.metadata import NO_HEADERS
 
+DELAYED: Final = "msgbus.delayed"
+"""Queue of delayed events: rows that hold the message until it is due."""
 
-class AckLevel(IntEnum):
-    """What has happened to a message when its append returns; higher is safer."""
-
-    MEMORY = 0
-    """It is in this process's memory: a crash loses it."""
-
-    OS = 1
-    """The operating system has it: it survives a crash of the process."""
-
-    FSYNC = 2
-    """The disk has confirmed it: it survives a power cut."""
-
-    QUORUM = 3
-    """A majority of servers have it in memory."""
-
-    QUORUM_FSYNC = 4
-    """The disks of a majority of servers have confirmed it."""
+LETTERS: Final = "msgbus.letters"
+"""Queue of dead letters that no subscription has: rows that hold the message."""
 
 
 class Kind(StrEnum):
-    """What a recorded message is."""
+    """Kind of a recorded message."""
 
     EVENT = "event"
     COMMAND = "command"
+    CONTROL = "control"
+    """A request to the processes of this journal, or the record of one; no handler gets it."""
 
 
 class Outcome(StrEnum):
-    """How one delivery ended."""
+    """Outcome of one delivery."""
 
     OK = "ok"
     FAILED = "failed"
@@ -52,6 +39,47 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     DEAD_LETTERED = "dead_lettered"
     DROPPED = "dropped"
+
+
+class State(StrEnum):
+    """State of a pending row."""
+
+    WAITING = "waiting"
+    """Waits until `due`, then a member may claim it."""
+
+    CLAIMED = "claimed"
+    """In flight in the process of the member `owner`."""
+
+    PARKED = "parked"
+    """Waits for an earlier row of its key."""
+
+    DEAD = "dead"
+    """Dead-lettered; waits for a replay or a discard."""
+
+    DONE = "done"
+    """Acknowledged ahead of the cursor; deleted when the cursor passes it."""
+
+    KEPT = "kept"
+    """Acknowledged, and kept to recognise a repetition (`idempotent=True`)."""
+
+    DAMAGED = "damaged"
+    """The row or its message cannot be read."""
+
+
+HOLDING: Final = frozenset({State.WAITING, State.CLAIMED, State.DEAD, State.DAMAGED})
+"""States in which a row with a key holds back the parked rows of that key."""
+
+
+class Order(StrEnum):
+    """Which messages of a subscription are handled one after another."""
+
+    LOG = "log"
+    """All of them, in the order of the log."""
+
+    KEY = "key"
+    """Those of one key."""
+
+    NONE = "none"
 
 
 class Record(NamedTuple):
@@ -66,34 +94,34 @@ class Record(NamedTuple):
     key: str | None
     kind: Kind
     time: float
-    """Seconds since the epoch when it was recorded, by the clock of whoever recorded it."""
+    """Seconds since the epoch, by the clock of the process that recorded it."""
     correlation_id: str
     causation_id: str | None
     root_id: str
-    """The message at the beginning of its chain of causes."""
+    """Id of the first message of its causation chain."""
     depth: int
-    """How many causes are above it."""
+    """Number of messages before it in that chain."""
     session_id: str | None
     headers: Mapping[str, str]
     payload: bytes
     from_system: bool = False
     """Whether one of the bus's own events is among its causes."""
     offset: int = 0
-    """Its place in the journal, given by `append`; 0 until then."""
+    """Position in the log, given by the journal; 0 until then."""
 
     def json(self) -> Any:
-        """The payload as plain data, whatever its class: for types this process lacks."""
+        """Return the payload as plain data, also if this process lacks its class."""
         return json.loads(self.payload)
 
     def envelope(self) -> str:
-        """Everything but the payload, as text."""
+        """Return all fields but the payload as JSON; `from_envelope` reads it."""
         fields = {**self._asdict(), "headers": dict(self.headers)}
         del fields["payload"]
         return json.dumps(fields, separators=(",", ":"))
 
     @classmethod
     def from_envelope(cls, envelope: str, payload: bytes) -> Record:
-        """The record whose `envelope()` this is."""
+        """Make the record of an `envelope()` and its payload."""
         fields: dict[str, Any] = json.loads(envelope)
         headers = fields.pop("headers")
         fields["headers"] = MappingProxyType(headers) if headers else NO_HEADERS
@@ -101,197 +129,261 @@ class Record(NamedTuple):
         return cls(payload=payload, **fields)
 
 
-class Ack(NamedTuple):
-    """What became of one appended record."""
+def slot_of(record: Record) -> int:
+    """Hash the key, or the id of a message without one, to 16 bits; it chooses the partition."""
+    return crc32((record.message_id if record.key is None else record.key).encode()) & 0xFFFF
+
+
+class Appended(NamedTuple):
+    """Result of one `Append`."""
 
     offset: int
-    level: AckLevel
-    duplicate: bool = False
-    """The journal already had this message; `offset` is where."""
-
-
-@final
-class Page(list[Record]):
-    """Records in the order of their offsets, and where the next read begins."""
-
-    __slots__ = ("next",)
-
-    def __init__(self, records: Iterable[Record] = (), *, next: int = 0) -> None:  # noqa: A002
-        super().__init__(records)
-        self.next = next
-        """Start of the next read: behind all that was looked at, matching or not."""
-
-
-class DeliveryRecord(NamedTuple):
-    """One try to handle one message, and how it ended."""
-
-    message_id: str
-    handler: str
-    """The subscription's or handler's name."""
-    attempt: int
-    outcome: Outcome
-    wait: float
-    """Seconds between its publish and this try."""
-    run: float
-    """Seconds in the handler."""
-    time: float
-    """Seconds since the epoch when it ended."""
-    error: str | None = None
-    """Text of the error, with secrets removed."""
-    offset: int | None = None
-    """The message's place in the journal, if it is known."""
+    """Offset in the log; of a delayed event, the number of its row."""
+    is_duplicate: bool = False
+    """The journal had the message, or an active row of its `unique` key: `offset` is that one."""
 
 
 class Cursor(NamedTuple):
-    """How far one subscription has come."""
+    """One partition of a subscription.
+
+    What is at or below `acked` is done or has a pending row. Nothing beyond `fetched` was ever
+    given to a handler.
+    """
 
     name: str
-    offset: int
-    """Everything up to here is done."""
+    partition: int
+    acked: int
     fetched: int
-    """The last offset that was handed out. Beyond `offset` after an unclean end only."""
+    owner: int | None
+    """Id of the member that owns the partition; always `None` for `Order.NONE`."""
     epoch: int
-    """The epoch of the lease under which it was last written; 0 without a lease."""
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing was in flight when it was last written."""
-        return self.fetched <= self.offset
+    """Grows with every owner; what was written under an older one is refused."""
+    selection: str = ""
+    """`Selection.text` of the members that may deliver it."""
 
 
-class Lease(NamedTuple):
-    """Who may work on something exclusively."""
-
-    name: str
-    holder: str | None
-    """`None` if it was released."""
-    epoch: int
-    """Grows with every new holder; writes of older epochs are refused."""
-    renewals: int
-    """Grows with every renewal; if it stands still for a TTL, the holder is gone."""
-
-
-class DeadLetter(NamedTuple):
-    """A message that a subscription has given up on; has its own copy of the record."""
+class Pending(NamedTuple):
+    """One message of one subscription whose state its cursor cannot describe."""
 
     subscription: str
-    record: Record
-    attempts: int
+    offset: int
+    partition: int
+    key: str | None
+    """The key whose later messages have to wait for it; `None` if none has to."""
+    state: State
+    attempt: int
+    """Attempts counted so far."""
+    due: float | None
+    """Seconds since the epoch; set exactly while it is `WAITING`."""
+    owner: int | None
+    """Id of the member that claimed it."""
+    version: int
+    """Grows with every change; guards the next one.
+
+    It begins at 1 again if the row is made anew, after a `Seek`, say. A claim of before is refused
+    all the same: the owner is another then, and ids of members are never used again.
+    """
+    alone: bool
+    """It was in flight when its process ended: nothing may run beside it."""
     error: str | None
-    """Text of the last error, with secrets removed."""
     time: float
-    """Seconds since the epoch when it was given up, kept to the microsecond."""
-    id: int = 0
-    """Given by the journal."""
-    error_type: str = ""
-    """The class of the last error."""
-    traceback: str = ""
-    """Of the last error, with secrets removed."""
-    reason: str = "retries exhausted"
-    """Why it was given up."""
-    first_time: float | None = None
-    """When it was first tried, if that was another time."""
-    answered: bool = False
-    """Whether a command's caller saw the failure."""
-    handler: str = ""
-    """The handler's name, if it is another than the subscription's."""
-    scope: str | None = None
-    """The session whose handler it is; `None` for a handler of the bus."""
-    target: str = ""
-    """What the handler is registered for, if that is known."""
+    """Seconds since the epoch of its last change."""
+    body: Record | None = None
+    """The message, if it is not in the log."""
+    unique: str | None = None
+    """Of the rows of a subscription that are not dead, at most one has this key."""
+
+    def holds(self, unique: str) -> bool:
+        """Tell whether the row keeps another of this unique key out."""
+        return self.unique == unique and self.state is not State.DEAD
+
+    def moved(self, state: State, *, time: float, **changes: Any) -> Pending:
+        """Return the row as its next version; `due` and `owner` are those given, or none."""
+        changes = {"due": None, "owner": None, **changes}
+        return self._replace(version=self.version + 1, state=state, time=time, **changes)
 
 
-class Scheduled(NamedTuple):
-    """A message that waits for its time."""
+class Letter(NamedTuple):
+    """Description of a dead letter, beside its row."""
 
-    id: str
-    due: float
+    error_type: str
+    reason: str
+    first_attempt: float
     """Seconds since the epoch."""
-    record: Record
-    subscription: str | None = None
-    """Who is to get it, if it is one subscription's retry; else it is for everybody."""
-    attempt: int = 1
-    """The number of the try that is due."""
+    last_attempt: float
+    traceback: str = ""
+    handler: str = ""
+    """Name of the handler, if it is not the subscription's."""
+    target: str = ""
+    """What the handler is registered for."""
+    scope: str | None = None
+    """Id of the session whose handler it is."""
+    answered: bool = False
+    """Whether the caller of a command saw the failure."""
+    replays: int = 0
+    """Replays that were begun."""
+    note: str | None = None
+    status: str = "dead"
+    """`LetterStatus`; whoever replays a letter or is done with it writes it with the row."""
+    earlier: int = 0
+    """Attempts before its last replay; the row counts those since."""
+    origin: str = ""
+    """Module and name of the message's class, where that is known."""
+
+    def after(self, known: Letter) -> Letter:
+        """Return the letter with the history of the one it replaces."""
+        return self._replace(
+            first_attempt=min(self.first_attempt, known.first_attempt),
+            replays=max(self.replays, known.replays),
+            earlier=max(self.earlier, known.earlier),
+        )
 
 
-class TicketState(StrEnum):
-    """How an enqueued command stands."""
-
-    PENDING = "pending"
-    DONE = "done"
-    FAILED = "failed"
-
-
-class TicketRow(NamedTuple):
-    """An enqueued command and, once it is handled, its result."""
+class DeliveryRecord(NamedTuple):
+    """One attempt to handle one message, and its outcome: history, never read as truth."""
 
     message_id: str
-    state: TicketState
-    result: bytes | None = None
-    """The reply as JSON."""
+    handler: str
+    attempt: int
+    outcome: Outcome
+    wait: float
+    """Seconds between publish and attempt."""
+    run: float
+    """Seconds in the handler."""
+    time: float
+    """Seconds since the epoch at the end."""
     error: str | None = None
-    """Text of the error, with secrets removed."""
-    time: float = 0.0
-    """Seconds since the epoch of the last change."""
+    """Text of the error, redacted."""
+    offset: int | None = None
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class FlowNode:
-    """One message of a flow, with those it caused below it, in the order of the journal."""
+class Result(NamedTuple):
+    """Reply of an enqueued command, or its error."""
 
-    record: Record
-    children: tuple[FlowNode, ...] = ()
+    message_id: str
+    body: bytes | None
+    """The reply as JSON."""
+    error: str | None
+    """Text of the error, redacted; set if the command failed."""
+    time: float
+
+
+class Instance(NamedTuple):
+    """State of one long-running process, by name and key."""
+
+    name: str
+    key: str
+    state: bytes
+    wake: float | None
+    """Seconds since the epoch at which it wants to be called."""
+    version: int
+    """Grows with every `Save`; guards the next one."""
+
+
+class Member(NamedTuple):
+    """A process at work on the journal. What it owns is its own as long as its row exists."""
+
+    id: int
+    """Never used again."""
+    process: str
+    """Identity of the process, to tell whether it has ended."""
+    serves: Mapping[str, str]
+    """Names of its subscriptions, with the text of their selection."""
+    renewals: int
+    """Grows while the process lives."""
+
+
+LEVELS: Final = ("memory", "os", "fsync", "quorum", "quorum_fsync")
+"""Values of `require_ack`."""
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
-    """How much a journal keeps; what a cursor has not passed is kept in any case."""
+class Promises:
+    """Promises of an engine for a commit that returned."""
 
-    max_age: float | None = None
-    """Seconds."""
+    survives_kill: bool
+    survives_power_cut: bool
+    survives_node_loss: bool
+    dedupe_window: float | None
+    """Seconds during which a message id is recognised; `None` for as long as it is stored."""
+    failover: float
+    """Seconds after which the work of a silent process goes to others, beside the TTL."""
+    is_ordered: bool
+    """Whether offsets are in the order of commits."""
 
-    max_bytes: int | None = None
-    """Size of what is in use in the file."""
+    def meets(self, require: str) -> bool:
+        """Tell whether a commit that returned has reached what `require_ack` asks for.
 
-    max_count: int | None = None
-    """Messages."""
+        Args:
+            require: `memory`: the process has it. `os`: it survives a kill of the process.
+                `fsync`: it survives a power cut. `quorum`: it survives the loss of a node.
+                `quorum_fsync`: both of these.
 
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrimReport:
-    """What a trim did."""
-
-    removed: int
-    """Messages."""
-
-    first: int
-    """The lowest offset that is left, or the next one if none is."""
-
-    held_back_by: tuple[str, ...] = ()
-    """Subscriptions that still need messages which would otherwise have gone."""
-
-
-@final
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyReport:
-    """What a check of the whole journal found."""
-
-    messages: int
-    """Records that were read and are sound."""
-
-    damaged: tuple[int, ...] = ()
-    """Offsets of records that are damaged or missing; the first thousand of them."""
-
-    problems: tuple[str, ...] = ()
-    """Everything else that is wrong, in words."""
+        Raises:
+            ConfigurationError: There is no such level.
+        """
+        if require not in LEVELS:
+            message = f"{require!r} is no level of require_ack. Levels are: {', '.join(LEVELS)}."
+            raise ConfigurationError(message)
+        if require == "memory":
+            return True
+        if require == "os":
+            return self.survives_kill
+        has_quorum = self.survives_node_loss or not require.startswith("quorum")
+        return has_quorum and (self.survives_power_cut or not require.endswith("fsync"))
 
     @property
-    def is_sound(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.damaged and not self.problems
+    def level(self) -> str:
+        """The highest level of `require_ack` that it meets."""
+        return [level for level in LEVELS if self.meets(level)][-1]
 
 
-LARGEST_OFFSET: Final = 2**63 - 1
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which messages a subscription takes, and in which order."""
+
+    names: Collection[str] | None = None
+    """Wire names; `None` for all. It may grow."""
+    matches: Callable[[Record], bool] | None = None
+    """Asked for each record that `names` lets through."""
+    kind: Kind = Kind.EVENT
+    order: Order = Order.LOG
+    partitions: int = 1
+    key: Callable[[Record], str | None] | None = None
+    """The key of a message, instead of that in its record."""
+    parks: bool = False
+    """Whether a dead letter holds back later messages of its key."""
+    keeps_done: bool = False
+    """Whether rows of acknowledged messages are `KEPT`, so that none is delivered again."""
+    text: str = ""
+    """Describes the selection; stored with the cursor, so that two versions do not mix."""
+
+    def takes(self, record: Record) -> bool:
+        """Tell whether a record belongs to the subscription."""
+        return (
+            record.kind is self.kind
+            and (self.names is None or record.name in self.names)
+            and (self.matches is None or self.matches(record))
+        )
+
+    def order_key(self, record: Record) -> str | None:
+        """Return the key within which the record keeps its order."""
+        if self.order is Order.LOG:
+            return ""
+        if self.order is Order.NONE:
+            return None
+        return record.key if self.key is None else self.key(record)
+
+    def partition(self, record: Record) -> int:
+        """Return the partition of a record."""
+        if self.partitions == 1:
+            return 0
+        if self.key is not None:
+            record = record._replace(key=self.key(record))
+        return slot_of(record) % self.partitions
+
+    def holds(self, state: State) -> bool:
+        """Tell whether a row in this state holds back later messages of its key."""
+        return state in HOLDING and (self.parks or state is not State.DEAD)

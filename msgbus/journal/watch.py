@@ -25,25 +25,41 @@ class Watch:
     def __init__(self, clock: Clock, look: Callable[[], int | None] | None = None) -> None:
         self._clock = clock
         self._look = look
-        """Gives the head if another process has written since the last look."""
+        """Returns the head if another process has written since the last look."""
         self._guard = threading.Lock()
-        self._waiting: dict[Waker, Runtime] = {}
+        self._waiting: dict[Waker, tuple[Runtime, bool]] = {}
+        """With the event loop of each, and whether it waits for other processes only."""
         self._interval = BUSY
         self._looked = clock.now()
         self.head = 0
         self.version = 0
+        """Grows with every commit."""
+        self.foreign = 0
+        """Grows with commits of other processes."""
 
-    def tell(self, head: int) -> None:
-        """Something was committed; may be called from any thread."""
+    def tell(self, head: int, *, others: bool = False) -> None:
+        """Take note of a commit, of this process or of others; from any thread."""
         with self._guard:
             self.head = max(self.head, head)
             self.version += 1
-            wakers = list(self._waiting.items())
-        for waker, runtime in wakers:
-            runtime.call_soon(waker.wake)
+            if others:
+                self.foreign += 1
+                self._interval = BUSY
+            waiting = list(self._waiting.items())
+        for waker, (runtime, is_for_others) in waiting:
+            if others or not is_for_others:
+                runtime.call_soon(waker.wake)
 
-    async def until(self, is_news: Callable[[], bool], timeout: float | None) -> None:
-        """Return when `is_news`, which may look at `head` and `version`, or out of time."""
+    async def until(
+        self, is_news: Callable[[], bool], timeout: float | None, *, others: bool = False
+    ) -> None:
+        """Return when `is_news`, which may look at the counts here, or out of time.
+
+        Args:
+            is_news: Asked after each commit.
+            timeout: Seconds to wait at most.
+            others: Only wait for commits of other processes.
+        """
         deadline = None if timeout is None else self._clock.now() + timeout
         self._look_if_due(at_once=True)
         runtime = current_runtime()
@@ -53,7 +69,7 @@ class Watch:
                 return
             waker = runtime.waker()
             with self._guard:
-                self._waiting[waker] = runtime
+                self._waiting[waker] = (runtime, others)
             try:
                 # A commit between the question above and this registration is not missed.
                 if is_news():
@@ -89,7 +105,6 @@ class Watch:
         self._looked = now
         head = self._look()
         if head is not None:
-            self._interval = BUSY
-            self.tell(head)
+            self.tell(head, others=True)
         elif not at_once:
             self._interval = min(self._interval * 2, IDLE)

@@ -1,4 +1,4 @@
-"""The embedded journal: one SQLite file."""
+"""The SQLite engine: one writer thread, a pool of readers, one map of errors."""
 
 from msgbus.journal.sqlite.journal import SqliteJournal
 

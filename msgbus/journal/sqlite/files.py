@@ -12,7 +12,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from msgbus.errors import JournalOpenError, JournalReadOnlyError
 from msgbus.journal.sqlite.faults import translated
 from msgbus.journal.sqlite.guard import GuardedConnection
-from msgbus.journal.sqlite.schema import APPLICATION_ID, create, has_journal
 
 MEMORY: Final = ":memory:"
 SCHEME: Final = "sqlite://"
@@ -79,39 +78,6 @@ def check_place(path: str) -> None:
                 f"Give it the right to write both the file and its folder."
             )
             raise JournalReadOnlyError(message, path=path)
-
-
-def open_writer(
-    path: str, lock_timeout: float, *, adopt: bool = False, connect: Connect = connect
-) -> sqlite3.Connection:
-    """The connection that writes, with the file made if it is new.
-
-    Raises:
-        JournalOpenError: It cannot be opened, is not a journal, or one of another version.
-        JournalLockedError: Another process holds it.
-    """
-    if path != MEMORY:
-        check_place(path)
-    with translated(path):
-        connection = connect(path, lock_timeout)
-        try:
-            _prepare(connection, path, adopt=adopt)
-        except BaseException:
-            connection.close()
-            raise
-    return connection
-
-
-def _prepare(connection: sqlite3.Connection, path: str, *, adopt: bool) -> None:
-    # First of all a read: it finds out whether this is our database, and changes nothing.
-    is_made = has_journal(connection, path, adopt=adopt)
-    if not is_made and not adopt:
-        connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute("PRAGMA journal_mode = WAL").fetchall()
-    configure(connection)
-    if not is_made:  # nothing is written to a file that is there: its disk may be full
-        create(connection, path, adopt=adopt)
 
 
 def configure(connection: sqlite3.Connection) -> None:

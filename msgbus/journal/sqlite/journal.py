@@ -1,69 +1,116 @@
-"""`SqliteJournal`: the journal in one file, with a thread that writes and readers beside it."""
+"""`SqliteJournal`: a journal in one file, with a thread that writes and readers beside it."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
+from copy import copy
+from dataclasses import replace
+from functools import partial, wraps
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeVar, cast, final
 
 import anyio
 import anyio.to_thread
 
-from msgbus.errors import JournalFullError, JournalOpenError
-from msgbus.journal.records import (
-    Ack,
-    AckLevel,
-    Lease,
-    Record,
-    Retention,
-    TrimReport,
-    VerifyReport,
-)
-from msgbus.journal.sqlite import reads, upkeep
-from msgbus.journal.sqlite.faults import translate, translated
+from msgbus.errors import JournalFullError
+from msgbus.journal.operations import Append, Operation
+from msgbus.journal.options import parse_options, seconds
+from msgbus.journal.ports import CommitParticipant
+from msgbus.journal.records import Appended, Member, Pending, Promises, State
+from msgbus.journal.reports import Retention, TrimReport
+from msgbus.journal.sqlite import letter_reads, upkeep
+from msgbus.journal.sqlite.claims import JoinedMember, JournalSteps
+from msgbus.journal.sqlite.faults import closed, translated
 from msgbus.journal.sqlite.files import (
     MEMORY,
     Connect,
     connect,
     open_reader,
-    open_writer,
     parse_url,
 )
-from msgbus.journal.sqlite.lookout import Lookout
-from msgbus.journal.sqlite.readers import Readers
+from msgbus.journal.sqlite.questions import QuestionReader
+from msgbus.journal.sqlite.readers import ChangeDetector, Readers
+from msgbus.journal.sqlite.reads import Source
 from msgbus.journal.sqlite.reserve import DEFAULT_SIZE, Reserve
+from msgbus.journal.sqlite.retention import Retainer, Trimming, checkpoint
+from msgbus.journal.sqlite.schema import open_writer
 from msgbus.journal.sqlite.store import Store
-from msgbus.journal.sqlite.writer import MOST, Writer
-from msgbus.journal.tables import TableJournal
+from msgbus.journal.sqlite.verify import verify
+from msgbus.journal.sqlite.writer import CommitWriter
 from msgbus.journal.watch import Watch
 from msgbus.runtime.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
-    import os
-
     from msgbus.journal.codec import PayloadCodec
-    from msgbus.resilience.letter_rows import LetterRows
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+_PROMISES: Final = Promises(
+    survives_kill=True,
+    survives_power_cut=True,
+    survives_node_loss=False,
+    dedupe_window=None,
+    failover=0.5,
+    is_ordered=True,
+)
+
+
+def _reads(
+    step: Callable[Concatenate[QuestionReader, P], T],
+) -> Callable[Concatenate[SqliteJournal, P], CoroutineType[Any, Any, T]]:
+    """Make a method of the journal that reads."""
+
+    @wraps(step)
+    async def read(self: SqliteJournal, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.read_tables(lambda reader: step(reader, *args, **kwargs))
+
+    return read  # type: ignore[return-value]  # mypy and pyright differ on `async def`
+
+
+def _reads_letters(
+    step: Callable[Concatenate[QuestionReader, P], T],
+) -> Callable[Concatenate[SqliteJournal, P], CoroutineType[Any, Any, T]]:
+    """Make a method of the journal that reads, also after it was closed."""
+
+    @wraps(step)
+    async def read(self: SqliteJournal, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.read_file(lambda reader: step(reader, *args, **kwargs))
+
+    return read  # type: ignore[return-value]  # as above
+
+
+def _writes(
+    step: Callable[Concatenate[JournalSteps, P], T],
+) -> Callable[Concatenate[SqliteJournal, P], CoroutineType[Any, Any, T]]:
+    """Make a method of the journal that is a commit of its own."""
+
+    @wraps(step)
+    async def write(self: SqliteJournal, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.write_tables(lambda steps: step(steps, *args, **kwargs))
+
+    return write  # type: ignore[return-value]  # as above
 
 
 @final
-class SqliteJournal(TableJournal):
-    """A journal in one SQLite file, durable at every acknowledgement.
+class SqliteJournal:
+    """A journal in one SQLite file, durable at every commit that returned.
 
-    Takes a path or a URL: `shop.db`, `sqlite:///shop.db`, `sqlite:////var/lib/shop.db`,
-    `sqlite:///:memory:`. The file is opened at once, and made if it is new. Several processes may
-    have it open.
+    The file is opened at once, and made if it is new. Several processes may have it open.
 
     Args:
-        url: Where it is; `?adopt=true&lock_timeout=5` and the like may follow.
-        clock: Time for retention and for waiting.
-        codec: Encrypts or signs payloads.
-        retention: What to keep. Seen to every thousand messages, and when the disk is full.
-        reserve: Bytes of ballast to throw off on a full disk.
+        url: A path or a URL: `shop.db`, `sqlite:///shop.db`, `sqlite:////var/lib/shop.db`,
+            `sqlite:///:memory:`; `?adopt=true&max_age=86400` and the like may follow.
+        clock: Time for waiting, and the age of messages.
+        codec: Encrypts or signs payloads, results and the state of instances.
+        retention: How much to keep. Seen to every thousand messages, and when the disk is full.
+        reserve: Bytes of a file beside the journal that is deleted when the disk is full.
         lock_timeout: Seconds to wait for other processes.
         adopt: Whether the journal may live in a database with tables of yours.
+        member_ttl: Seconds without a renewal after which others end a member.
 
     Raises:
         JournalOpenError: The file cannot be opened, is not a journal, or one of another version.
@@ -81,155 +128,121 @@ class SqliteJournal(TableJournal):
         reserve: int = DEFAULT_SIZE,
         lock_timeout: float = 30.0,
         adopt: bool = False,
+        member_ttl: float | None = None,
         _connect: Connect = connect,
     ) -> None:
         path, text = parse_url(str(url))
-        options = parse_options(text, str(url))
+        options = parse_options(text, _OPTIONS, str(url))
         lock_timeout = options.get("lock_timeout", lock_timeout)
         is_memory = path == MEMORY
-        super().__init__(path, AckLevel.MEMORY if is_memory else AckLevel.FSYNC, codec)
-        self._clock = clock or SystemClock()
-        self._retention = options.get("retention", retention) or Retention()
+        self.path = path
+        self.member_ttl: float | None = options.get("member_ttl", member_ttl)
+        self._retention = _retention(options) or retention or Retention()
         self._reserve = Reserve(path, 0 if is_memory else options.get("reserve", reserve))
+        self._clock = clock or SystemClock()
+        self._connect = partial(_connect, path, lock_timeout)
+        self._source = Source(path, codec)
         self._readers = None if is_memory else Readers(path, lock_timeout, _connect)
-        self._lookout: Lookout | None = None
+        self._detector: ChangeDetector | None = None
         self._is_closed = False
         with ExitStack() as opened, translated(path):
             self._connection = open_writer(
-                path, lock_timeout, adopt=options.get("adopt", adopt), connect=_connect
+                path,
+                lock_timeout,
+                adopt=options.get("adopt", adopt),
+                codec=codec,
+                connect=_connect,
             )
             opened.callback(self._connection.close)
+            steps = JournalSteps(Store(self._connection, self._source))
             if not is_memory:
-                self._lookout = Lookout(open_reader(path, 0.0, _connect))
-                opened.callback(self._lookout.close)
-            self._watch = Watch(self._clock, self._lookout)
-            self._watch.head = self._trimmed_at = reads.head(self._connection)
+                reader = open_reader(path, 0.0, _connect)
+                self._detector = ChangeDetector(
+                    reader,
+                    self._source,
+                    lambda: steps.store.transaction.commits,
+                    lambda: self._writer.look_for_others(),  # noqa: PLW0108 (made below)
+                )
+                opened.callback(self._detector.close)
+            self._watch = Watch(self._clock, self._detector)
+            self._watch.head = steps.store.reader.head()
+            retainer = Retainer(steps, self._retention, self._reserve, self._clock)
             opened.pop_all()  # from here on `close` sees to it
-        self._store = Store(self._connection, path, self._level, codec)
-        self._writer = Writer(self._store, self._committed, self._make_room)
+        self._writer = CommitWriter(steps, retainer, self._watch.tell)
         self._reserve.fill()
 
     def __repr__(self) -> str:
         return f"<SqliteJournal {self.path}>"
 
+    @property
+    def promises(self) -> Promises:
+        """What a commit has reached when it returns."""
+        if self._readers is None:
+            return replace(_PROMISES, survives_kill=False, survives_power_cut=False)
+        return _PROMISES
+
     # -- where things run --------------------------------------------------------------------
 
-    async def _write(self, work: Callable[[Store], T]) -> T:
-        return cast("T", await self._writer.run(work))
+    async def write_tables(self, work: Callable[[JournalSteps], T]) -> T:
+        """Run `work` inside the next commit; for the methods below."""
+        return cast("T", await self._writer.run(self._writer.request(work)))
 
-    async def append(self, records: Sequence[Record]) -> list[Ack]:
-        """Add messages, all or none; see `Journal.append`."""
-        # Not by way of `run`: this is where most callers wait, and each layer costs.
-        request = self._writer.submit(None, records)
-        try:
-            await request.reply
-        except BaseException:
-            request.is_abandoned = True
-            raise
-        acks: list[Ack] = request.result()
-        return acks
-
-    async def _read(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        if self._readers is None:
-            # A database in memory has one connection only.
-            return await self._write(lambda store: function(store.connection))
-        return await self._readers.run(function)
-
-    def _read_now(self, function: Callable[[sqlite3.Connection], T]) -> T:
+    async def read_tables(self, function: Callable[[QuestionReader], T]) -> T:
+        """Run `function` on a snapshot; for the methods below."""
         if self._readers is not None:
-            return self._readers.run_now(function)
-        with translated(self.path):
-            return function(self._connection)
+            return await self._readers.run(partial(self._ask, function))
+        # A database in memory has one connection only.
+        request = self._writer.request(lambda _: self._ask(function, self._connection))
+        request.is_read = True
+        return cast("T", await self._writer.run(request))
 
-    async def read_letters(self, work: Callable[[LetterRows], T]) -> T:
-        """The value of `work` on all letters; they can be read after `close`, too."""
+    async def read_file(self, function: Callable[[QuestionReader], T]) -> T:
+        """Run `function` on a snapshot, also if the journal was closed."""
         if not self._is_closed or self._readers is None:
-            return await super().read_letters(work)
-        readers = self._readers
+            return await self.read_tables(function)
         return await anyio.to_thread.run_sync(
-            lambda: readers.run_alone(lambda connection: work(self._rows(connection)))
+            partial(self._readers.run_alone, partial(self._ask, function))
         )
 
-    async def _alone(self, work: Callable[[Store], T]) -> T:
-        """The value of `work`, run between two groups, with transactions of its own."""
-        return cast("T", await self._writer.run(work, alone=True))
+    def _ask(self, function: Callable[[QuestionReader], T], connection: sqlite3.Connection) -> T:
+        return function(QuestionReader(connection, self._source))
 
-    # -- on the writer's thread --------------------------------------------------------------
+    # -- Log ---------------------------------------------------------------------------------
 
-    def _committed(self, head: int) -> None:
-        self._watch.tell(head)
-        if self._retention != Retention() and head - self._trimmed_at >= MOST:
-            self._trimmed_at = head
-            self._trim(self._store, self._retention, None)
+    async def commit(
+        self, operations: Sequence[Operation], member: Member | None = None
+    ) -> list[Appended]:
+        """Apply all of this or nothing; see `Log.commit`."""
+        writer = self._writer
+        if member is None and operations and all(type(one) is Append for one in operations):
+            appends = cast("Sequence[Append]", operations)
+            request = writer.request(None, appends, len(operations))
+        else:
+            work: Callable[[JournalSteps], list[Appended]] = lambda steps: steps.commit(  # noqa: E731
+                operations, member
+            )
+            request = writer.request(work, weight=len(operations) or 1)
+        return cast("list[Appended]", await writer.run(request))
 
-    def _make_room(self) -> bool:
-        """Whether retention could free some space."""
-        if self._retention == Retention():
-            return False
-        return self._trim(self._store, self._retention, None).removed > 0
+    read = _reads(QuestionReader.read)
+    head = _reads(QuestionReader.head)
 
-    def _trim(self, store: Store, retention: Retention, before: int | None) -> TrimReport:
-        now = self._clock.time()
-        try:
-            return upkeep.trim(store, retention, now, before)
-        except sqlite3.Error as error:
-            if not isinstance(translate(error, self.path), JournalFullError):
-                raise
-            self._reserve.drop()
-            return upkeep.trim(store, retention, now, before)
-        finally:
-            self._reserve.fill()
+    async def changed(
+        self, since: int, timeout: float | None = None, *, others: bool = False
+    ) -> int:
+        """Return a number that grows with commits; see `Log.changed`."""
+        self._require_open()
+        watch = self._watch
+        if others:
+            await watch.until(lambda: watch.foreign != since, timeout, others=True)
+        else:
+            await watch.until(lambda: watch.version != since, timeout)
+        self._require_open()
+        return watch.foreign if others else watch.version
 
-    # -- leases ------------------------------------------------------------------------------
-
-    async def keep(
-        self, lease: Lease, every: float, *, on_lost: Callable[[], object] | None = None
-    ) -> None:
-        """Renew by itself every so many seconds, on the writer's thread; see `Journal.keep`."""
-        await self._writer.keep(lease, every, on_lost)
-
-    async def release(self, lease: Lease) -> None:
-        """Let the next holder in at once; nothing happens if it is lost already."""
-
-        def work(store: Store) -> None:
-            self._writer.drop(lease.name)
-            store.release(lease)
-
-        await self._write(work)
-
-    # -- upkeep ------------------------------------------------------------------------------
-
-    async def trim(
-        self, retention: Retention | None = None, *, before: int | None = None
-    ) -> TrimReport:
-        """Remove the oldest messages, by `retention` (or the journal's own) and `before` an offset.
-
-        What a cursor has not passed stays. Works on a full disk, thanks to the reserve.
-        """
-        wanted = self._retention if retention is None else retention
-        return await self._alone(lambda store: self._trim(store, wanted, before))
-
-    async def verify(self) -> VerifyReport:
-        """Read everything, check every checksum, and say what is wrong."""
-        return await self._read(lambda connection: upkeep.verify(self._source(connection)))
-
-    async def compact(self) -> None:
-        """Give free space back to the disk. Rewrites the file: for quiet hours."""
-        await self._alone(lambda store: upkeep.compact(store.connection))
-
-    async def backup(self, target: str | os.PathLike[str]) -> None:
-        """Copy one consistent state into a new file, while others read and write.
-
-        Raises:
-            JournalOpenError: The file is there already, or its folder is not.
-        """
-        if self._readers is None:
-            await self._alone(lambda store: upkeep.backup(store.connection, str(target)))
-            return
-        # Not on a snapshot: the copy takes its own.
-        await self._readers.run(
-            lambda connection: upkeep.backup(connection, str(target)), in_snapshot=False
-        )
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise closed(self.path)
 
     async def close(self) -> None:
         """Write what has arrived, end the thread and close the file; may be called again."""
@@ -239,41 +252,212 @@ class SqliteJournal(TableJournal):
                 await anyio.to_thread.run_sync(thread.join)
             if not self._is_closed:
                 self._is_closed = True
-                if self._readers is not None:
-                    self._readers.close()
-                if self._lookout is not None:
-                    self._lookout.close()
-                # Last: the one that closes last moves the log into the file.
-                await anyio.to_thread.run_sync(self._connection.close)
+                self._watch.tell(
+                    0, others=True
+                )  # those who wait for a change need not wait for ever
+                await anyio.to_thread.run_sync(self._release)
+
+    def _release(self) -> None:
+        if self._readers is not None:
+            self._readers.close()
+        if self._detector is not None:
+            self._detector.close()
+        # Last: the one that closes last moves the log into the file.
+        self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the journal itself."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close it."""
+        await self.close()
+
+    # -- Members -----------------------------------------------------------------------------
+
+    async def join(
+        self,
+        process: str,
+        serves: Mapping[str, str],
+        *,
+        every: float | None = None,
+        on_lost: Callable[[], object] | None = None,
+    ) -> Member:
+        """Become a member; see `Members.join`."""
+        request = self._writer.request(lambda steps: steps.join(process, serves))
+        renewals, runtime = self._writer.renewals, request.runtime
+
+        def begin(member: Member) -> None:
+            if not request.is_abandoned:
+                renewals.add(JoinedMember(member.id, every, on_lost, runtime))
+
+        request.on_commit = begin
+        try:
+            return cast("Member", await self._writer.run(request))
+        except BaseException:
+            if isinstance(request.value, Member):
+                # Nobody knows of it: without renewals others will end it.
+                renewals.drop(request.value.id)
+            raise
+
+    async def end(self, member: Member) -> bool:
+        """Delete a member that was not renewed since it was read; see `Members.end`."""
+        request = self._writer.request(lambda steps: steps.end(member))
+
+        def forget(is_ended: bool) -> None:
+            if is_ended:
+                self._writer.renewals.drop(member.id)  # it is not lost: this process ended it
+
+        request.on_commit = forget
+        return cast("bool", await self._writer.run(request))
+
+    renew = _writes(JournalSteps.renew)
+    members = _reads(QuestionReader.members)
+    open = _writes(JournalSteps.open)
+    cursors = _reads(QuestionReader.cursors)
+    acquire = _writes(JournalSteps.acquire)
+
+    # -- Deliveries --------------------------------------------------------------------------
+
+    def attach(self, participants: Sequence[CommitParticipant], member: Member | None) -> None:
+        """Let these ride in every commit; see `Deliveries.attach`."""
+        self._writer.attach(participants, member)
+
+    claim = _writes(JournalSteps.claim)
+
+    # -- Rows --------------------------------------------------------------------------------
+
+    find = _reads(QuestionReader.find)
+    count = _reads(QuestionReader.count)
+    blocked_keys = _reads(QuestionReader.blocked_keys)
+    key_rows = _reads(QuestionReader.key_rows)
+    next_due = _reads(QuestionReader.next_due)
+    row = _reads(QuestionReader.row)
+    record = _reads(QuestionReader.record)
+    letter = _reads(QuestionReader.letter)
+    result = _reads(QuestionReader.result)
+    results = _reads(QuestionReader.results)
+    instance = _reads(QuestionReader.instance)
+    due_instances = _reads(QuestionReader.due_instances)
+
+    async def due(self, name: str, now: float, limit: int = 100) -> list[Pending]:
+        """Return waiting rows whose time has come; damaged ones are set aside."""
+        while True:
+            found = await self.read_tables(lambda reader: reader.due(name, now, limit))
+            damaged = [row for row in found if row.state is State.DAMAGED]
+            if not damaged:
+                return found
+            await self.write_tables(partial(_set_aside, damaged))
+
+    # -- Questions ---------------------------------------------------------------------------
+
+    first = _reads(QuestionReader.first)
+    offset_at = _reads(QuestionReader.offset_at)
+    message = _reads(QuestionReader.message)
+    find_messages = _reads(QuestionReader.find_messages)
+    flow = _reads(QuestionReader.flow)
+    deliveries = _reads(QuestionReader.deliveries)
+    delivery_counts = _reads(QuestionReader.delivery_counts)
+    letter_groups = _reads(QuestionReader.letter_groups)
+
+    # -- Letters -----------------------------------------------------------------------------
+
+    find_letters = _reads_letters(letter_reads.find_letters)
+    count_letters = _reads_letters(letter_reads.count_letters)
+    total_letters = _reads_letters(letter_reads.total_letters)
+    last_letter = _reads_letters(letter_reads.last_letter)
+
+    def count_dead(self) -> int:
+        """Return the number of dead letters at once; see `Letters.count_dead`."""
+        self._require_open()
+        if self._readers is not None:
+            return self._readers.run_now(letter_reads.count_dead)
+        with translated(self.path):
+            return letter_reads.count_dead(self._connection)
+
+    # -- upkeep ------------------------------------------------------------------------------
+
+    verify = _reads(verify)
+    backup = _reads(upkeep.backup)
+
+    async def trim(
+        self, retention: Retention | None = None, *, before: int | None = None
+    ) -> TrimReport:
+        """Remove the oldest messages, in small commits; also on a full disk.
+
+        Args:
+            retention: How much to keep, instead of what the journal was opened with.
+            before: Also remove what lies before this offset.
+
+        Raises:
+            CursorError: A cursor is damaged: nobody knows what its subscription needs.
+        """
+        wanted = self._retention if retention is None else retention
+        trimming, has_more = Trimming(wanted, before, self._clock.time()), True
+        try:
+            while has_more:
+                step = copy(trimming)  # what it has done counts only once it is committed
+                try:
+                    has_more = await self._trim_some(step)
+                except JournalFullError:
+                    if not self._reserve.drop():
+                        raise
+                else:
+                    trimming = step
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._reserve.fill)
+        return trimming.report
+
+    async def _trim_some(self, step: Trimming) -> bool:
+        request = self._writer.request(step.step)
+        request.on_commit = lambda _: checkpoint(self._connection)
+        return cast("bool", await self._writer.run(request))
+
+    async def compact(self) -> None:
+        """Make the file as small as possible; nobody can write until it is done."""
+        self._require_open()
+        if self._readers is not None:
+            await anyio.to_thread.run_sync(upkeep.compact, self.path, self._connect)
+
+    # -- Tables ------------------------------------------------------------------------------
+
+    async def transact(
+        self,
+        function: Callable[[sqlite3.Connection], T],
+        operations: Sequence[Operation] = (),
+        *,
+        member: Member | None = None,
+    ) -> tuple[T, list[Appended]]:
+        """Run SQL of the user inside the next commit; see `Tables.transact`."""
+
+        def work(steps: JournalSteps) -> tuple[T, list[Appended]]:
+            if member is not None:
+                steps.require(member)
+            value = steps.store.transaction.call(function)
+            return value, steps.store.apply(operations, member)
+
+        request = self._writer.request(work, weight=len(operations) + 1)
+        request.is_of_user = True
+        return cast("tuple[T, list[Appended]]", await self._writer.run(request))
 
 
-def parse_options(text: dict[str, str], url: str) -> dict[str, Any]:
-    """Options of a URL, with their types.
-
-    Raises:
-        JournalOpenError: An option is unknown, or its value makes no sense.
-    """
-    options: dict[str, Any] = {}
-    limits: dict[str, Any] = {}
-    try:
-        for name, value in text.items():
-            if name in {"max_age", "max_bytes", "max_count"}:
-                limits[name] = float(value) if name == "max_age" else int(value)
-            else:
-                options[name] = _OPTIONS[name](value)
-    except (KeyError, ValueError) as error:
-        message = (
-            f"{url!r} has an option that makes no sense ({error}). Known are: "
-            f"{', '.join([*_OPTIONS, 'max_age', 'max_bytes', 'max_count'])}."
-        )
-        raise JournalOpenError(message) from error
-    if limits:
-        options["retention"] = Retention(**limits)
-    return options
+def _set_aside(damaged: Sequence[Pending], steps: JournalSteps) -> None:
+    steps.store.rows.set_aside(damaged)
 
 
+def _retention(options: dict[str, Any]) -> Retention | None:
+    limits = {name: options[name] for name in _LIMITS if name in options}
+    return Retention(**limits) if limits else None
+
+
+_LIMITS: Final = ("max_age", "max_bytes", "max_count")
 _OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "adopt": {"true": True, "false": False}.__getitem__,
     "lock_timeout": float,
     "reserve": int,
+    "member_ttl": seconds,
+    "max_age": float,
+    "max_bytes": int,
+    "max_count": int,
 }

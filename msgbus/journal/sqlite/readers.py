@@ -1,4 +1,4 @@
-"""Connections that only read, each used by one thread at a time."""
+"""Connections that only read, each used by one thread at a time; detection of changes."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import anyio.to_thread
 
 from msgbus.journal.sqlite.faults import closed, is_undecodable, translated
 from msgbus.journal.sqlite.files import Connect, open_reader
+from msgbus.journal.sqlite.reads import Source, TableReader
 
 T = TypeVar("T")
 
@@ -103,3 +104,63 @@ class Readers:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+
+@final
+class ChangeDetector:
+    """Asks SQLite for its data version, which changes with every commit of another connection.
+
+    It takes a few microseconds and no lock, so it is done on the event loop itself. The writer of
+    this process is another connection, too: if it has committed meanwhile, it is asked whether
+    there was somebody else, and tells by itself.
+
+    Args:
+        connection: A connection of its own.
+        source: The file.
+        own: Returns the number of commits of this process.
+        ask_writer: Lets the writer look for commits of others.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        source: Source,
+        own: Callable[[], int],
+        ask_writer: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._reader = TableReader(connection, source)
+        self._own = own
+        self._ask_writer = ask_writer
+        self._seen = -1
+        self._own_seen = 0
+        self._guard = threading.Lock()
+
+    def __call__(self) -> int | None:
+        """Return the head if another process has committed since the last call."""
+        with self._guard:
+            try:
+                version = data_version(self._connection)
+                if version == self._seen:
+                    return None
+                head = self._reader.head()
+            except sqlite3.Error:
+                return None  # closed, or being recovered: the next call will see
+            self._seen = version
+            own, before = self._own(), self._own_seen
+            self._own_seen = own
+        if own == before:
+            return head
+        self._ask_writer()
+        return None
+
+    def close(self) -> None:
+        """Release the connection."""
+        with self._guard:
+            self._connection.close()
+
+
+def data_version(connection: sqlite3.Connection) -> int:
+    """Return a number that changes with commits of other connections."""
+    (version,) = connection.execute("PRAGMA data_version").fetchone()
+    return int(version)

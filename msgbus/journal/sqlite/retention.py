@@ -1,49 +1,154 @@
-"""Removing the oldest messages: by age, size and count, never what a cursor still needs."""
+"""Retention of a journal file: trims, by hand, as it grows, and when the disk is full."""
 
 from __future__ import annotations
 
 import sqlite3
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from contextlib import suppress
+from copy import copy
+from typing import Final, NamedTuple, final
 
-from msgbus.journal.records import Retention, TrimReport
-from msgbus.journal.sqlite import queries, reads
-from msgbus.journal.sqlite.letters import forget_done
-from msgbus.journal.sqlite.schema import write_meta
-from msgbus.journal.sqlite.store import Store
+from msgbus.errors import JournalFullError
+from msgbus.journal.records import DELAYED, LETTERS, Cursor
+from msgbus.journal.reports import Retention, TrimReport
+from msgbus.journal.sqlite.claims import JournalSteps
+from msgbus.journal.sqlite.faults import translate
+from msgbus.journal.sqlite.messages import BLOCK
+from msgbus.journal.sqlite.questions import QuestionReader
+from msgbus.journal.sqlite.reads import Source, places
+from msgbus.journal.sqlite.reserve import Reserve
+from msgbus.runtime.clock import Clock
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
+
+EVERY: Final = 1000
+"""Messages after which a journal is trimmed again."""
 
 CHUNK: Final = 200
-"""Messages per transaction: little enough for the reserve to cover its log."""
+"""Messages that one commit of a trim looks at: other commits need not wait long."""
+
+_OLDEST: Final = (
+    "SELECT offset, message_id FROM msgbus_messages WHERE offset > ? AND offset <= ? "
+    "ORDER BY offset LIMIT ?"
+)
+_FIRST_YOUNG: Final = """
+SELECT offset FROM msgbus_messages WHERE offset > ? AND time >= ? ORDER BY offset LIMIT 1
+"""
+"""Walks over what is to be removed."""
+
+_FORGET_BLOCK: Final = f"""
+DELETE FROM msgbus_blocks WHERE block = :block AND NOT EXISTS (SELECT 1 FROM msgbus_messages
+    WHERE offset >= :block * {BLOCK} AND offset < (:block + 1) * {BLOCK})
+"""  # noqa: S608
+_NAMES: Final = """
+WITH RECURSIVE found (name) AS (
+    SELECT (SELECT min(subscription) FROM msgbus_pending)
+    UNION ALL
+    SELECT (SELECT min(subscription) FROM msgbus_pending WHERE subscription > found.name)
+    FROM found WHERE found.name IS NOT NULL
+)
+SELECT name FROM found WHERE name IS NOT NULL
+"""
+"""One step in the primary key for each subscription, however many rows it has."""
+_NEEDED: Final = """
+SELECT offset FROM msgbus_pending
+WHERE subscription = ? AND offset >= ? AND offset <= ? AND body IS NULL AND state <> 'kept'
+"""
+"""By subscription: an index by offset would be one more to write with every claim."""
+_SET_TRIMMED: Final = """
+UPDATE msgbus_meta SET value = ? WHERE key = 'trimmed' AND CAST(value AS INTEGER) < ?
+"""
+_LOGGED: Final = "msgbus_deliveries_by_offset WHERE offset <> 0"
+_UNLOGGED: Final = "msgbus_deliveries_unlogged WHERE offset = 0"
 
 
-class Limit(NamedTuple):
-    """How far a trim may go, and who stops it from going further."""
+class _Chunk(NamedTuple):
+    """Messages that one commit removes, and who needs those between them."""
 
-    offset: int
-    held_back_by: tuple[str, ...]
-
-
-def limit_of(connection: sqlite3.Connection, path: str, wanted: int) -> Limit:
-    """What may go of the messages up to `wanted`: only what every cursor has passed."""
-    behind = [one for one in reads.cursors(connection, path) if one.offset < wanted]
-    if not behind:
-        return Limit(wanted, ())
-    return Limit(min(one.offset for one in behind), tuple(one.name for one in behind))
+    removed: Sequence[tuple[int, str]]
+    upto: int
+    needed_by: frozenset[str]
 
 
-def wanted_by(connection: sqlite3.Connection, retention: Retention, now: float) -> int:
-    """The highest offset that `retention` would not keep; the size is seen to by steps."""
-    head = reads.head(connection)
-    last = queries.first(connection) - 1
-    if retention.max_count is not None:
-        last = max(last, head - retention.max_count)
-    if retention.max_age is not None:
-        # Up to the first that is young enough: a clock that jumped never costs a young one.
-        last = max(last, queries.offset_at(connection, now - retention.max_age) - 1)
-    return min(last, head)
+@final
+class Trimming:
+    """One trim, as a series of small commits.
+
+    Args:
+        retention: How much to keep.
+        before: Also remove what lies before this offset.
+        now: Seconds since the epoch.
+    """
+
+    def __init__(self, retention: Retention, before: int | None, now: float) -> None:
+        self._retention = retention
+        self._before = before
+        self._now = now
+        self._wanted: int | None = None
+        self._after = 0
+        self.removed = 0
+        """Messages that the steps have removed."""
+        self._held_back_by: frozenset[str] = frozenset()
+        self._first = 0
+
+    @property
+    def report(self) -> TrimReport:
+        """What the steps have done."""
+        held = tuple(sorted(self._held_back_by))
+        return TrimReport(removed=self.removed, first=self._first, held_back_by=held)
+
+    def step(self, steps: JournalSteps) -> bool:
+        """Remove some messages in the open transaction; tell whether there may be more.
+
+        Raises:
+            CursorError: A cursor is damaged: nobody knows what its subscription needs.
+        """
+        connection = steps.store.transaction.connection
+        reader = QuestionReader(connection, Source(steps.store.path, None))
+        goal = self._next_goal(reader)
+        behind = [cursor for cursor in _cursors(reader) if cursor.acked < goal]
+        limit = min((cursor.acked for cursor in behind), default=goal)
+        # What is kept is changed last: a step that meets damaged text is run twice.
+        if self._after >= limit:
+            self._first = reader.first()
+            if self._after < goal:
+                self._held_back_by |= {cursor.name for cursor in behind}
+            return False
+        chunk = _chunk(connection, self._after, limit)
+        _remove(connection, chunk)
+        self._after = chunk.upto
+        self.removed += len(chunk.removed)
+        self._held_back_by |= chunk.needed_by
+        return True
+
+    def _next_goal(self, reader: QuestionReader) -> int:
+        """Return the offset up to which to remove now; the size is looked at last."""
+        head = reader.head()
+        if self._wanted is None:
+            self._wanted = self._unwanted(reader, head)
+        if self._after < self._wanted or not self._is_too_large(reader.connection):
+            return self._wanted
+        return head
+
+    def _unwanted(self, reader: QuestionReader, head: int) -> int:
+        """Return the highest offset that need not be kept, whatever the size."""
+        last = [0 if self._before is None else self._before - 1]
+        if self._retention.max_count is not None:
+            last.append(head - self._retention.max_count)
+        if self._retention.max_age is not None:
+            # Up to the first that is young enough, in case the clock has jumped.
+            young = self._now - self._retention.max_age
+            found = reader.connection.execute(_FIRST_YOUNG, (reader.trimmed(), young)).fetchone()
+            last.append(head if found is None else found[0] - 1)
+        return min(max(last), head)
+
+    def _is_too_large(self, connection: sqlite3.Connection) -> bool:
+        most = self._retention.max_bytes
+        return most is not None and bytes_in_use(connection) > most
 
 
 def bytes_in_use(connection: sqlite3.Connection) -> int:
-    """Size of the pages that hold something."""
+    """Return the size of the pages that hold something."""
     pages, free, size = (
         int(connection.execute(f"PRAGMA {name}").fetchone()[0])
         for name in ("page_count", "freelist_count", "page_size")
@@ -51,31 +156,162 @@ def bytes_in_use(connection: sqlite3.Connection) -> int:
     return (pages - free) * size
 
 
-def remove_chunk(store: Store, last: int) -> int:
-    """Remove the oldest messages up to `last`, at most a chunk, and what belongs to them."""
-    connection = store.connection
-    rows = connection.execute(
-        "SELECT offset, message_id FROM msgbus_messages WHERE offset <= ? ORDER BY offset LIMIT ?",
-        (last, CHUNK),
+def _cursors(reader: QuestionReader) -> list[Cursor]:
+    """Return all cursors; raise if one is damaged."""
+    names = reader.connection.execute("SELECT DISTINCT name FROM msgbus_subscriptions").fetchall()
+    return [cursor for (name,) in names for cursor in reader.cursors(name)]
+
+
+def _chunk(connection: sqlite3.Connection, after: int, limit: int) -> _Chunk:
+    rows = connection.execute(_OLDEST, (after, limit, CHUNK)).fetchall()
+    upto = rows[-1][0] if len(rows) == CHUNK else limit
+    needed: set[int] = set()
+    needed_by: set[str] = set()
+    for name in _queues(connection):
+        found = connection.execute(_NEEDED, (name, after + 1, upto)).fetchall()
+        offsets = {offset for (offset,) in found}.intersection(offset for offset, _ in rows)
+        if offsets:
+            needed |= offsets
+            needed_by.add(name)
+    return _Chunk([row for row in rows if row[0] not in needed], upto, frozenset(needed_by))
+
+
+def _queues(connection: sqlite3.Connection) -> list[str]:
+    """Return the names that have rows whose offsets are those of the log."""
+    return [name for (name,) in connection.execute(_NAMES) if name != DELAYED]
+
+
+def _remove(connection: sqlite3.Connection, chunk: _Chunk) -> None:
+    """Delete messages with their results, deliveries and kept rows."""
+    connection.execute(_SET_TRIMMED, (chunk.upto, chunk.upto))
+    if not chunk.removed:
+        return
+    offsets = [offset for offset, _ in chunk.removed]
+    ids = [message_id for _, message_id in chunk.removed]
+    among, among_ids = f"offset IN ({places(offsets)})", f"message_id IN ({places(ids)})"
+    for name in _queues(connection):
+        connection.execute(
+            f"DELETE FROM msgbus_pending WHERE subscription = ? AND {among} AND state = 'kept'",  # noqa: S608
+            (name, *offsets),
+        )
+    _remove_letters(connection, among_ids, ids)
+    for where, values in (
+        (f"deliveries INDEXED BY {_LOGGED} AND {among}", offsets),
+        (f"deliveries INDEXED BY {_UNLOGGED} AND {among_ids}", ids),
+        (f"results WHERE {among_ids}", ids),
+        (f"messages WHERE {among}", offsets),
+    ):
+        connection.execute(f"DELETE FROM msgbus_{where}", values)  # noqa: S608
+    blocks = {offset // BLOCK for offset in offsets}
+    connection.executemany(_FORGET_BLOCK, [{"block": block} for block in blocks])
+
+
+def _remove_letters(connection: sqlite3.Connection, among_ids: str, ids: Sequence[str]) -> None:
+    """Delete letters of messages about which nothing is left to do."""
+    found = connection.execute(
+        f"SELECT subscription, offset FROM msgbus_letters WHERE {among_ids} "  # noqa: S608
+        f"AND status NOT IN ('dead', 'replaying') AND subscription = ?",
+        (*ids, LETTERS),
     ).fetchall()
-    if not rows:
-        return 0
-    forget_done(connection, [message_id for _, message_id in rows])
-    ids = [(message_id,) for _, message_id in rows]
-    for table in ("deliveries", "markers"):
-        statement = f"DELETE FROM msgbus_{table} WHERE message_id = ?"  # noqa: S608
-        connection.executemany(statement, ids)
-    connection.executemany(
-        "DELETE FROM msgbus_tickets WHERE message_id = ? AND state <> 'pending'", ids
-    )
-    end = int(rows[-1][0])
-    connection.execute("DELETE FROM msgbus_messages WHERE offset <= ?", (end,))
-    write_meta(connection, "trimmed", str(end))
-    return len(rows)
+    for table in ("pending", "letters"):
+        connection.executemany(
+            f"DELETE FROM msgbus_{table} WHERE subscription = ? AND offset = ?",  # noqa: S608
+            found,
+        )
 
 
-def report(
-    connection: sqlite3.Connection, removed: int, held_back_by: tuple[str, ...]
-) -> TrimReport:
-    """What the trim did."""
-    return TrimReport(removed=removed, first=queries.first(connection), held_back_by=held_back_by)
+@final
+class Retainer:
+    """Trims a journal in small commits between those of its callers; used on the writer's thread.
+
+    Args:
+        steps: The journal.
+        retention: How much to keep.
+        reserve: Space on the disk to give back when there is none left.
+        clock: The age of messages.
+    """
+
+    def __init__(
+        self, steps: JournalSteps, retention: Retention, reserve: Reserve, clock: Clock
+    ) -> None:
+        self._steps = steps
+        self._transaction = steps.store.transaction
+        self._retention = retention
+        self._reserve = reserve
+        self._clock = clock
+        self._trimmed_at = steps.store.reader.head()
+        self._trimming: Trimming | None = None
+        self._removed = 0
+
+    @property
+    def is_trimming(self) -> bool:
+        """Whether there may be more to remove."""
+        return self._trimming is not None
+
+    def look(self, head: int) -> None:
+        """Begin to trim if the log has grown by `EVERY` messages."""
+        if self._retention != Retention() and head - self._trimmed_at >= EVERY:
+            self._begin(head)
+
+    def _begin(self, head: int) -> None:
+        self._trimmed_at = head
+        self._trimming = Trimming(self._retention, None, self._clock.time())
+
+    def step(self) -> None:
+        """Remove some messages."""
+        try:
+            if not self._commit():
+                self._end()
+        except Exception as error:
+            path = self._steps.store.path
+            log.warning("journal_trim_failed", journal=path, error=redact_exception(error))
+            self._end()
+
+    def _end(self) -> None:
+        self._trimming = None
+        self._reserve.fill()
+
+    def make_room(self) -> bool:
+        """Remove all that need not be kept, as the disk is full; tell whether there was any."""
+        if self._retention == Retention():
+            return False
+        before = self._removed
+        self._begin(self._trimmed_at)
+        while self.is_trimming:
+            self.step()
+        return self._removed > before
+
+    def _commit(self) -> bool:
+        """Remove some messages, with the space of the reserve if need be."""
+        try:
+            return self._commit_once()
+        except sqlite3.Error as error:
+            is_full = isinstance(translate(error, self._steps.store.path), JournalFullError)
+            if not is_full or not self._reserve.drop():
+                raise
+        return self._commit_once()
+
+    def _commit_once(self) -> bool:
+        trimming = copy(self._trimming)  # what it has done counts only once it is committed
+        assert trimming is not None  # noqa: S101 (the writer asks `is_trimming` before)
+        removed = trimming.removed
+        try:
+            self._steps.begin(is_feeding=False)
+            has_more = trimming.step(self._steps)
+            self._transaction.commit()
+        except BaseException:
+            self._transaction.roll_back()
+            raise
+        self._trimming = trimming
+        self._removed += trimming.removed - removed
+        checkpoint(self._transaction.connection)
+        return has_more
+
+
+def checkpoint(connection: sqlite3.Connection) -> None:
+    """Move the write-ahead log into the file, so that the next step need not make it longer.
+
+    If the disk has no room even for that, what was removed is removed all the same.
+    """
+    with suppress(sqlite3.OperationalError):
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()

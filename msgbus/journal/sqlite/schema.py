@@ -1,21 +1,35 @@
-"""The tables of a journal, and the version that tells a file of another form."""
+"""Tables of a journal file, their version, and the connection that writes."""
 
 from __future__ import annotations
 
 import sqlite3
-from typing import Final
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
 
-from msgbus.errors import JournalVersionError, NotAJournalError
+from msgbus.errors import JournalOpenError, JournalVersionError, NotAJournalError
+from msgbus.journal.sqlite.faults import translated
+from msgbus.journal.sqlite.files import (
+    MEMORY,
+    PAGE_SIZE,
+    Connect,
+    check_place,
+    configure,
+    connect as plain_connect,
+)
+from msgbus.journal.sqlite.messages import associated, decoded
+
+if TYPE_CHECKING:
+    from msgbus.journal.codec import PayloadCodec
 
 APPLICATION_ID: Final = 0x6D736762  # "msgb", shown by `file` and by `PRAGMA application_id`
 
-VERSION: Final = 3
+VERSION: Final = 15
 """Grows with every change of the tables; a file of another version is refused."""
 
 _TABLES: Final = """
-CREATE TABLE msgbus_meta (key TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE msgbus_meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE msgbus_messages (
-    offset INTEGER PRIMARY KEY AUTOINCREMENT,
+    offset INTEGER PRIMARY KEY,
     message_id TEXT NOT NULL UNIQUE,
     name TEXT NOT NULL,
     version INTEGER NOT NULL,
@@ -31,116 +45,132 @@ CREATE TABLE msgbus_messages (
     headers TEXT,
     payload BLOB NOT NULL,
     from_system INTEGER NOT NULL DEFAULT 0,
+    slot INTEGER NOT NULL,
     crc INTEGER NOT NULL
 );
 CREATE INDEX msgbus_messages_by_flow ON msgbus_messages (correlation_id)
     WHERE correlation_id IS NOT NULL;
 CREATE INDEX msgbus_messages_by_session ON msgbus_messages (session_id)
     WHERE session_id IS NOT NULL;
+CREATE INDEX msgbus_messages_by_key ON msgbus_messages (key) WHERE key IS NOT NULL;
+CREATE INDEX msgbus_messages_by_kind ON msgbus_messages (kind) WHERE kind <> 'event';
+CREATE TABLE msgbus_blocks (
+    value NOT NULL,
+    block INTEGER NOT NULL,
+    PRIMARY KEY (value, block)
+) WITHOUT ROWID;
+CREATE INDEX msgbus_blocks_by_block ON msgbus_blocks (block);
+CREATE TABLE msgbus_subscriptions (
+    name TEXT NOT NULL,
+    partition INTEGER NOT NULL,
+    acked INTEGER NOT NULL,
+    fetched INTEGER NOT NULL,
+    owner INTEGER,
+    epoch INTEGER NOT NULL,
+    selection TEXT NOT NULL,
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (name, partition)
+) WITHOUT ROWID;
+CREATE TABLE msgbus_pending (
+    subscription TEXT NOT NULL,
+    offset INTEGER NOT NULL,
+    partition INTEGER NOT NULL DEFAULT 0,
+    key TEXT,
+    state TEXT NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 0,
+    due REAL,
+    owner INTEGER,
+    version INTEGER NOT NULL DEFAULT 1,
+    alone INTEGER NOT NULL DEFAULT 0,
+    error TEXT,
+    time REAL NOT NULL,
+    body BLOB,
+    unique_key TEXT,
+    crc INTEGER NOT NULL,
+    PRIMARY KEY (subscription, offset)
+) WITHOUT ROWID;
+CREATE INDEX msgbus_pending_due ON msgbus_pending (subscription, alone, due)
+    WHERE due IS NOT NULL;
+CREATE INDEX msgbus_pending_owner ON msgbus_pending (owner) WHERE owner IS NOT NULL;
+CREATE INDEX msgbus_pending_key ON msgbus_pending (subscription, partition, key, offset)
+    WHERE key IS NOT NULL;
+CREATE INDEX msgbus_pending_holding ON msgbus_pending (subscription, partition, key)
+    WHERE key IS NOT NULL AND state IN ('waiting', 'claimed', 'dead', 'damaged');
+CREATE INDEX msgbus_pending_dead ON msgbus_pending (subscription, offset) WHERE state = 'dead';
+CREATE INDEX msgbus_pending_done ON msgbus_pending (subscription, partition, offset)
+    WHERE state = 'done';
+CREATE UNIQUE INDEX msgbus_pending_unique ON msgbus_pending (subscription, unique_key)
+    WHERE unique_key IS NOT NULL AND state <> 'dead';
+CREATE TABLE msgbus_members (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    process TEXT NOT NULL,
+    serves TEXT NOT NULL,
+    renewals INTEGER NOT NULL
+);
+CREATE TABLE msgbus_results (
+    message_id TEXT PRIMARY KEY,
+    body BLOB,
+    error TEXT,
+    time REAL NOT NULL,
+    crc INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE msgbus_letters (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    subscription TEXT NOT NULL,
+    offset INTEGER NOT NULL,
+    message_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    session_id TEXT,
+    error_type TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    first_attempt REAL NOT NULL,
+    last_attempt REAL NOT NULL,
+    traceback TEXT NOT NULL,
+    handler TEXT NOT NULL,
+    target TEXT NOT NULL,
+    scope TEXT,
+    answered INTEGER NOT NULL,
+    replays INTEGER NOT NULL,
+    note TEXT,
+    status TEXT NOT NULL,
+    earlier INTEGER NOT NULL,
+    origin TEXT NOT NULL,
+    crc INTEGER NOT NULL,
+    UNIQUE (subscription, offset)
+);
+CREATE INDEX msgbus_letters_by_message ON msgbus_letters (message_id);
+CREATE INDEX msgbus_letters_by_status ON msgbus_letters (status);
+CREATE INDEX msgbus_letters_by_name ON msgbus_letters (name, status);
+CREATE INDEX msgbus_letters_by_handler ON msgbus_letters (handler, status);
+CREATE INDEX msgbus_letters_by_error ON msgbus_letters (error_type, status);
+CREATE INDEX msgbus_letters_by_session ON msgbus_letters (session_id, status)
+    WHERE session_id IS NOT NULL;
+CREATE INDEX msgbus_letters_by_time ON msgbus_letters (status, last_attempt);
 CREATE TABLE msgbus_deliveries (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
-    message_id TEXT NOT NULL,
+    offset INTEGER NOT NULL,
     handler TEXT NOT NULL,
+    time REAL NOT NULL,
     attempt INTEGER NOT NULL,
+    message_id TEXT NOT NULL,
     outcome TEXT NOT NULL,
     wait REAL NOT NULL,
     run REAL NOT NULL,
-    time REAL NOT NULL,
-    error TEXT,
-    offset INTEGER
+    error TEXT
 );
-CREATE INDEX msgbus_deliveries_by_message ON msgbus_deliveries (message_id);
-CREATE TABLE msgbus_cursors (
-    name TEXT PRIMARY KEY,
-    offset INTEGER NOT NULL,
-    fetched INTEGER NOT NULL,
-    epoch INTEGER NOT NULL,
-    crc INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE msgbus_attempts (
+CREATE INDEX msgbus_deliveries_by_offset ON msgbus_deliveries (offset) WHERE offset <> 0;
+CREATE INDEX msgbus_deliveries_by_time ON msgbus_deliveries (time, handler, outcome);
+CREATE INDEX msgbus_deliveries_unlogged ON msgbus_deliveries (message_id) WHERE offset = 0;
+CREATE TABLE msgbus_instances (
     name TEXT NOT NULL,
-    offset INTEGER NOT NULL,
-    attempts INTEGER NOT NULL,
-    PRIMARY KEY (name, offset)
-) WITHOUT ROWID;
-CREATE TABLE msgbus_leases (
-    name TEXT PRIMARY KEY,
-    holder TEXT,
-    epoch INTEGER NOT NULL,
-    renewals INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE msgbus_markers (
-    message_id TEXT NOT NULL,
-    subscription TEXT NOT NULL,
-    PRIMARY KEY (message_id, subscription)
-) WITHOUT ROWID;
-CREATE TABLE msgbus_dead_letters (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    letter_id TEXT NOT NULL UNIQUE,
-    message_id TEXT NOT NULL,
-    message_type TEXT NOT NULL,
+    key TEXT NOT NULL,
+    state BLOB NOT NULL,
+    wake REAL,
     version INTEGER NOT NULL,
-    kind TEXT NOT NULL,
-    subscription TEXT,
-    handler TEXT NOT NULL,
-    scope TEXT,
-    target TEXT NOT NULL,
-    status TEXT NOT NULL,
-    error_type TEXT NOT NULL,
-    error TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    attempts INTEGER NOT NULL,
-    first_attempt INTEGER NOT NULL,
-    last_attempt INTEGER NOT NULL,
-    replays INTEGER NOT NULL,
-    answered INTEGER NOT NULL,
-    note TEXT,
-    correlation_id TEXT NOT NULL,
-    causation_id TEXT,
-    root_id TEXT,
-    depth INTEGER NOT NULL,
-    session_id TEXT,
-    topic TEXT,
-    key TEXT,
-    headers TEXT NOT NULL,
-    origin TEXT NOT NULL,
-    from_system INTEGER NOT NULL,
-    offset INTEGER NOT NULL,
-    recorded REAL,
-    owner TEXT,
-    claimed_at REAL,
-    counted INTEGER NOT NULL,
     crc INTEGER NOT NULL,
-    traceback TEXT NOT NULL,
-    payload BLOB NOT NULL
-);
-CREATE INDEX msgbus_letters_by_status ON msgbus_dead_letters (status);
-CREATE INDEX msgbus_letters_by_type ON msgbus_dead_letters (message_type, status);
-CREATE INDEX msgbus_letters_by_handler ON msgbus_dead_letters (handler, status);
-CREATE INDEX msgbus_letters_by_error ON msgbus_dead_letters (error_type, status);
-CREATE INDEX msgbus_letters_by_session ON msgbus_dead_letters (session_id, status)
-    WHERE session_id IS NOT NULL;
-CREATE INDEX msgbus_letters_by_time ON msgbus_dead_letters (status, last_attempt);
-CREATE INDEX msgbus_letters_by_group ON msgbus_dead_letters
-    (status, error_type, handler, message_type, first_attempt, last_attempt);
-CREATE TABLE msgbus_schedule (
-    id TEXT PRIMARY KEY,
-    due REAL NOT NULL,
-    subscription TEXT,
-    attempt INTEGER NOT NULL,
-    name TEXT NOT NULL,
-    envelope TEXT NOT NULL,
-    payload BLOB NOT NULL,
-    crc INTEGER NOT NULL
-);
-CREATE INDEX msgbus_schedule_by_due ON msgbus_schedule (subscription, due);
-CREATE TABLE msgbus_tickets (
-    message_id TEXT PRIMARY KEY,
-    state TEXT NOT NULL,
-    result BLOB,
-    error TEXT,
-    time REAL NOT NULL
-);
+    PRIMARY KEY (name, key)
+) WITHOUT ROWID;
+CREATE INDEX msgbus_instances_wake ON msgbus_instances (wake) WHERE wake IS NOT NULL;
 CREATE VIEW msgbus_log AS
 SELECT offset, message_id, name, version, topic, key, kind, time,
     coalesce(correlation_id, message_id) AS correlation_id, causation_id,
@@ -149,11 +179,66 @@ SELECT offset, message_id, name, version, topic, key, kind, time,
 FROM msgbus_messages
 """
 
-Connection = sqlite3.Connection
+
+def open_writer(
+    path: str,
+    lock_timeout: float,
+    *,
+    adopt: bool = False,
+    codec: PayloadCodec | None = None,
+    connect: Connect = plain_connect,
+) -> sqlite3.Connection:
+    """Open the connection that writes; a new file gets its tables.
+
+    Raises:
+        JournalOpenError: It cannot be opened, is not a journal, one of another version, or
+            written with another codec or key.
+        JournalLockedError: Another process holds it.
+    """
+    if path != MEMORY:
+        check_place(path)
+    with translated(path):
+        connection = connect(path, lock_timeout)
+        try:
+            _prepare(connection, path, codec, adopt=adopt)
+            _check_codec(connection, path, codec)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
 
 
-def has_journal(connection: Connection, path: str, *, adopt: bool) -> bool:
-    """Whether the file has our tables; changes nothing.
+def _prepare(
+    connection: sqlite3.Connection, path: str, codec: PayloadCodec | None, *, adopt: bool
+) -> None:
+    # First of all a read: it finds out whether this is our database, and changes nothing.
+    is_made = has_journal(connection, path, adopt=adopt)
+    if not is_made and not adopt:
+        connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute("PRAGMA journal_mode = WAL").fetchall()
+    configure(connection)
+    if not is_made:  # nothing is written to a file that is there: its disk may be full
+        _create(connection, path, codec, adopt=adopt)
+
+
+def _check_codec(connection: sqlite3.Connection, path: str, codec: PayloadCodec | None) -> None:
+    """Raise if the codec refuses its sample: else it would find every message damaged."""
+    sample = read_meta(connection, "codec")
+    if codec is None or not sample:
+        return
+    try:
+        decoded(codec, bytes.fromhex(sample), "journal")
+    except ValueError as error:
+        message = (
+            f"The journal {path} was written with another codec, or with another key. Open it "
+            f"with the ones it was made with; a codec may know several keys."
+        )
+        raise JournalOpenError(message, path=path) from error
+
+
+def has_journal(connection: sqlite3.Connection, path: str, *, adopt: bool) -> bool:
+    """Tell whether the file has our tables; changes nothing.
 
     Raises:
         JournalVersionError: They are those of another version.
@@ -179,20 +264,17 @@ def has_journal(connection: Connection, path: str, *, adopt: bool) -> bool:
     return False
 
 
-def create(connection: Connection, path: str, *, adopt: bool) -> None:
-    """Make the tables, unless another process has just done so.
-
-    Raises:
-        JournalVersionError: It made those of another version.
-        NotAJournalError: It is another program's database, and `adopt` is not given.
-    """
+def _create(
+    connection: sqlite3.Connection, path: str, codec: PayloadCodec | None, *, adopt: bool
+) -> None:
+    """Make the tables, unless another process has just done so."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         if not has_journal(connection, path, adopt=adopt):
             for statement in _TABLES.split(";"):
                 connection.execute(statement)
-            write_meta(connection, "schema_version", str(VERSION))
-            write_meta(connection, "trimmed", "0")
+            for key, value in _meta(codec).items():
+                connection.execute("INSERT INTO msgbus_meta VALUES (?, ?)", (key, value))
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -200,12 +282,18 @@ def create(connection: Connection, path: str, *, adopt: bool) -> None:
         raise
 
 
-def read_meta(connection: Connection, key: str) -> str | None:
-    """A value that belongs to the file as a whole."""
+def _meta(codec: PayloadCodec | None) -> dict[str, str]:
+    sample = b"" if codec is None else codec.encode(b"msgbus", associated("journal"))
+    return {
+        "schema_version": str(VERSION),
+        "journal_id": uuid4().hex,
+        "trimmed": "0",
+        "delayed": "0",
+        "codec": sample.hex(),
+    }
+
+
+def read_meta(connection: sqlite3.Connection, key: str) -> str | None:
+    """Return a value that belongs to the file as a whole."""
     row = connection.execute("SELECT value FROM msgbus_meta WHERE key = ?", (key,)).fetchone()
     return None if row is None else str(row[0])
-
-
-def write_meta(connection: Connection, key: str, value: str) -> None:
-    """Set such a value."""
-    connection.execute("INSERT OR REPLACE INTO msgbus_meta VALUES (?, ?)", (key, value))

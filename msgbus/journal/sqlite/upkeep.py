@@ -1,137 +1,70 @@
-"""Looking after a journal's file: verify, compact, back up, trim."""
+"""Upkeep of a journal's file: compact it, back it up."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from contextlib import closing, suppress
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Final
 
-from msgbus.errors import CorruptRecordError, JournalError, JournalOpenError
-from msgbus.journal.records import Retention, TrimReport, VerifyReport
-from msgbus.journal.sqlite import queries, reads, retention
-from msgbus.journal.sqlite.letters import JournalRows
-from msgbus.journal.sqlite.rows import COLUMNS, from_row
-from msgbus.journal.sqlite.store import Store
+from msgbus.errors import JournalOpenError
+from msgbus.journal.sqlite.faults import translated
+from msgbus.journal.sqlite.files import MEMORY, configure
+from msgbus.journal.sqlite.questions import QuestionReader
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-MOST_LISTED = 1000
+_LEFTOVERS: Final = ("", "-journal", "-wal", "-shm")
 
 
-def verify(source: queries.Source) -> VerifyReport:
-    """Read everything, and say what is wrong."""
-    connection = source.connection
-    problems = [
-        str(row[0]) for row in connection.execute("PRAGMA integrity_check(100)") if row[0] != "ok"
-    ]
-    damaged: list[int] = []
-    messages = 0
-    expected = queries.trimmed(connection) + 1
-    head = reads.head(connection)
-    for offset, is_sound in _records(source):
-        damaged += range(expected, min(offset, expected + MOST_LISTED))
-        expected = offset + 1
-        if is_sound:
-            messages += 1
-        else:
-            damaged.append(offset)
-    damaged += range(expected, min(head + 1, expected + MOST_LISTED))
-    # Without the codec, as above.
-    problems += JournalRows(connection, source.path, None).check_all()[:MOST_LISTED]
-    try:
-        reads.cursors(connection, source.path)
-    except JournalError as error:
-        problems.append(str(error))
-    return VerifyReport(
-        messages=messages, damaged=tuple(damaged[:MOST_LISTED]), problems=tuple(problems)
-    )
+def compact(path: str, connect: Callable[[], sqlite3.Connection]) -> None:
+    """Return free pages, and the write-ahead log, to the file system."""
+    # On a connection of its own: VACUUM is not possible inside a transaction.
+    with translated(path), closing(connect()) as connection:
+        configure(connection)
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
-def _records(source: queries.Source) -> Iterator[tuple[int, bool]]:
-    rows = source.connection.execute(
-        f"SELECT {COLUMNS} FROM msgbus_messages ORDER BY offset"  # noqa: S608
-    )
-    for row in rows:
-        try:
-            # Without the codec: the checksum is over what is stored, so no key is needed.
-            from_row(row, source.path, None)
-        except CorruptRecordError:
-            yield int(row[0]), False
-        else:
-            yield int(row[0]), True
+def backup(reader: QuestionReader, target: str | os.PathLike[str]) -> None:
+    """Copy one consistent state of the journal to a new file, while others write.
 
-
-def compact(connection: sqlite3.Connection) -> None:
-    """Give free pages, and the write-ahead log, back to the disk."""
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-    connection.execute("VACUUM")
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-
-def backup(connection: sqlite3.Connection, target: str) -> None:
-    """Copy one consistent state of the journal into a new file, while others write.
+    The file gets the permissions of the journal, and its name once it is complete.
 
     Raises:
-        JournalOpenError: The file is there already, or its folder is not.
+        JournalOpenError: The file exists, or its folder does not.
     """
     file = Path(target)
-    if file.exists():
-        message = f"{target} is there already: name a new file, or remove it first."
-        raise JournalOpenError(message, path=target)
-    if not file.parent.is_dir():
-        message = f"The folder of the backup {target} does not exist: make {file.parent} first."
-        raise JournalOpenError(message, path=target)
-    # Under another name until it is complete: half a backup must not look like one.
+    _check_target(file)
     partial = file.with_name(f"{file.name}.partial")
-    partial.unlink(missing_ok=True)
     try:
-        with closing(sqlite3.connect(str(partial), isolation_level=None)) as copy:
-            connection.backup(copy)
+        _unlink(partial)
+        _make_like(partial, reader.path)
+        with closing(sqlite3.connect(partial, isolation_level=None)) as copy:
+            reader.connection.backup(copy)
             # One file, complete in itself.
             copy.execute("PRAGMA journal_mode = DELETE").fetchall()
         partial.rename(file)
     finally:
-        partial.unlink(missing_ok=True)
+        _unlink(partial)
 
 
-def trim(store: Store, wanted: Retention, now: float, before: int | None) -> TrimReport:
-    """Remove what need not be kept, in small transactions.
-
-    Runs between two groups: with a transaction of its own for each step, so that the log of
-    each fits into the space of the reserve.
-    """
-    connection = store.connection
-    last = retention.wanted_by(connection, wanted, now)
-    if before is not None:
-        last = max(last, min(before - 1, reads.head(connection)))
-    limit = retention.limit_of(connection, store.path, last)
-    removed = 0
-    while step := _step(store, limit.offset):
-        removed += step
-    held_back_by = limit.held_back_by
-    if wanted.max_bytes is not None:
-        limit = retention.limit_of(connection, store.path, reads.head(connection))
-        while retention.bytes_in_use(connection) > wanted.max_bytes:
-            step = _step(store, limit.offset)
-            removed += step
-            if not step:
-                held_back_by = held_back_by or limit.held_back_by
-                break
-    return retention.report(connection, removed, held_back_by)
+def _check_target(file: Path) -> None:
+    if file.exists():
+        message = f"{file} exists: name a new file for the backup, or remove it first."
+        raise JournalOpenError(message, path=str(file))
+    if not file.parent.is_dir():
+        message = f"The folder of the backup {file} does not exist: make {file.parent} first."
+        raise JournalOpenError(message, path=str(file))
 
 
-def _step(store: Store, last: int) -> int:
-    store.begin()
-    try:
-        removed = retention.remove_chunk(store, last)
-        store.commit()
-    except BaseException:
-        store.rollback()
-        raise
-    # Now, so that the next step finds the log empty, not a little longer. If the disk has no
-    # room even for that, what was removed is removed all the same.
-    with suppress(sqlite3.OperationalError):
-        store.connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-    return removed
+def _make_like(file: Path, journal: str) -> None:
+    """Make an empty file that no one else may read who may not read the journal."""
+    mode = 0o600 if journal == MEMORY else Path(journal).stat().st_mode & 0o777
+    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    file.chmod(mode)
+
+
+def _unlink(file: Path) -> None:
+    for ending in _LEFTOVERS:
+        file.with_name(f"{file.name}{ending}").unlink(missing_ok=True)

@@ -1,67 +1,75 @@
-"""The one thread that writes: takes what has arrived, commits it as a group, answers."""
+"""The one thread that writes: what has arrived is one commit, with what rides in it."""
 
 from __future__ import annotations
 
+import sqlite3
 import threading
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, final
+from contextlib import suppress
+from typing import Any, Final, final
 
-from msgbus.errors import JournalConflictError, JournalError, JournalFullError, MsgBusError
-from msgbus.journal.records import Lease, Record
-from msgbus.journal.sqlite.faults import closed, translated
-from msgbus.journal.sqlite.groups import Groups
-from msgbus.journal.sqlite.requests import Request, answer
-from msgbus.journal.sqlite.store import Store
+from msgbus.journal.operations import Append
+from msgbus.journal.ports import CommitParticipant
+from msgbus.journal.records import Member
+from msgbus.journal.sqlite.claims import JournalSteps, Renewals
+from msgbus.journal.sqlite.faults import closed
+from msgbus.journal.sqlite.groups import CommitGroup, GroupWriter, WriteRequest, answer
+from msgbus.journal.sqlite.retention import Retainer
 from msgbus.runtime.event_loop import Runtime, current_runtime
-from msgbus.telemetry.logging import log
-from msgbus.telemetry.redaction import redact_exception
 
 MOST: Final = 1000
-"""Records in one group."""
-
-
-class _Kept(NamedTuple):
-    """A lease that this thread renews."""
-
-    lease: Lease
-    every: float
-    on_lost: Callable[[], object] | None
-    runtime: Runtime
+"""Operations in one group."""
 
 
 @final
-class Writer:
+class CommitWriter:
     """Runs requests in groups, on a thread of its own.
 
-    What arrives while a group is being committed forms the next one. There are no timers: a
-    lone request is committed at once.
+    What arrives while a group is being committed forms the next one. A lone request is
+    committed at once. The one timer is that of the renewals.
     """
 
     def __init__(
-        self,
-        store: Store,
-        after_commit: Callable[[int], None],
-        make_room: Callable[[], bool],
+        self, steps: JournalSteps, retainer: Retainer, on_commit: Callable[..., None]
     ) -> None:
-        self._store = store
-        self._groups = Groups(store)
-        self._after_commit = after_commit
-        self._make_room = make_room
-        self._arrivals: list[Request] = []
+        self._path = steps.store.path
+        self._transaction = steps.store.transaction
+        self._retainer = retainer
+        self._on_commit = on_commit
+        self.renewals = Renewals()
+        self._groups = GroupWriter(steps, self.renewals)
+        self._arrivals: list[WriteRequest] = []
+        self._must_look = False
+        """Somebody wants to know whether other processes have committed."""
         self._is_asleep = False
         self._bell = threading.Lock()
         self._bell.acquire()  # rung by a release
+        self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
         self._is_closed = False
         self._runtime: Runtime | None = None
-        self._kept: dict[str, _Kept] = {}
-        self._renewals: dict[str, float] = {}
 
-    async def run(self, work: Callable[[Store], Any], *, alone: bool = False) -> Any:
-        """What `work` gives, once it is committed."""
-        request = self.submit(work, (), alone=alone)
+    # -- on the event loop ---------------------------------------------------------------------
+
+    def attach(self, participants: Sequence[CommitParticipant], member: Member | None) -> None:
+        """Let these ride in every commit; see `Deliveries.attach`."""
+        self._runtime = current_runtime(self._runtime)
+        self._groups.attach(participants, member, self._runtime)
+
+    def request(
+        self,
+        work: Callable[[JournalSteps], Any] | None,
+        appends: Sequence[Append] = (),
+        weight: int = 1,
+    ) -> WriteRequest:
+        """Make a request of the running task."""
+        # Kept from call to call: nearly always there is one event loop only.
+        runtime = self._runtime = current_runtime(self._runtime)
+        return WriteRequest(runtime, work, appends, weight)
+
+    async def run(self, request: WriteRequest) -> Any:
+        """Return the value of a request, once it is committed."""
+        self._submit(request)
         try:
             await request.reply
         except BaseException:
@@ -70,185 +78,104 @@ class Writer:
             raise
         return request.result()
 
-    def submit(
-        self,
-        work: Callable[[Store], Any] | None,
-        records: Sequence[Record],
-        *,
-        alone: bool = False,
-    ) -> Request:
-        """Have `work` done, or `records` appended; the caller waits for the reply."""
-        # Kept from call to call: nearly always there is one event loop only.
-        runtime = self._runtime = current_runtime(self._runtime)
-        request = Request(runtime, work, records)
-        if alone:
-            request.alone = True
+    def _submit(self, request: WriteRequest) -> None:
         # Under the lock, so that nothing can arrive when the thread has seen the end.
-        with self._starting:
+        with self._guard:
             if self._thread is None or self._is_closed:
                 self._start()
             self._arrivals.append(request)
-            if self._is_asleep:
-                self._is_asleep = False
-                self._bell.release()
-        return request
+            self._wake()
 
     def _start(self) -> None:
         if self._is_closed:
-            raise closed(self._store.path)
+            raise closed(self._path)
         # A daemon: a program that forgets to close must still be able to end.
         self._thread = threading.Thread(
             target=self._work, name="msgbus journal writer", daemon=True
         )
         self._thread.start()
 
+    def _wake(self) -> None:
+        if self._is_asleep:
+            self._is_asleep = False
+            self._bell.release()
+
+    def look_for_others(self) -> None:
+        """Let the thread find out whether other processes have committed, and tell."""
+        with self._guard:
+            self._must_look = True
+            self._wake()
+
     def close(self) -> threading.Thread | None:
-        """Take nothing new; gives the thread, which ends when all that came before is done."""
-        with self._starting:
-            if not self._is_closed:
-                self._is_closed = True
-                if self._is_asleep:
-                    self._is_asleep = False
-                    self._bell.release()
+        """Take nothing new; return the thread, which ends when all that came before is done."""
+        with self._guard:
+            self._is_closed = True
+            self._wake()
             return self._thread
 
-    # -- on the thread -----------------------------------------------------------------------
+    # -- on the thread -------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while True:
+        is_last = False
+        while not is_last:
+            if not self._retainer.is_trimming:
+                self._sleep()
             requests, is_last = self._take()
-            requests = [request for request in requests if not request.is_abandoned]
-            if requests:
-                self._write(requests)
-            if is_last:
-                return
-            if self._kept:
-                self._renew_due()
-
-    def _take(self) -> tuple[list[Request], bool]:
-        """What has arrived, at most one group, and whether it is the last."""
-        self._sleep()
-        with self._starting:
-            taken, weight = 0, 0
-            for request in self._arrivals:
-                taken += 1
-                weight += len(request.records) or 1
-                if weight >= MOST or request.alone:
-                    break
-            requests = self._arrivals[:taken]
-            del self._arrivals[:taken]
-            return requests, self._is_closed and not self._arrivals
+            if requests or (self.renewals.is_due() and not is_last):
+                self._commit(requests)
+            if self._must_look:
+                self._look()
+            if self._retainer.is_trimming:
+                self._retainer.step()
 
     def _sleep(self) -> None:
-        """Until something arrives, the end has come, or a lease must be renewed."""
-        with self._starting:
-            if self._arrivals or self._is_closed:
+        """Wait until something arrives, the end has come, or a member must be renewed."""
+        with self._guard:
+            if self._arrivals or self._is_closed or self._must_look:
                 return
             self._is_asleep = True
-        patience = self._patience()
-        if self._bell.acquire(timeout=-1 if patience is None else patience):
+        if self._bell.acquire(timeout=self.renewals.patience()):
             return
-        with self._starting:
+        with self._guard:
             if self._is_asleep:
                 self._is_asleep = False
                 return
         self._bell.acquire()  # it was rung at the last moment
 
-    def _write(self, requests: list[Request]) -> None:
-        last = requests.pop() if requests[-1].alone else None
-        if requests:
-            try:
-                self._write_group(requests)
-            except BaseException as error:
-                self._fail(requests, error)
-            answer(requests)
-            self._look_after(self._store.head)
-        if last is not None:
-            self._write_alone(last)
+    def _take(self) -> tuple[list[WriteRequest], bool]:
+        """Return what has arrived, at most one group, and whether it is the last."""
+        with self._guard:
+            taken, weight = 0, 0
+            for request in self._arrivals:
+                weight += request.weight
+                if taken and weight > MOST:
+                    break
+                taken += 1
+            requests = self._arrivals[:taken]
+            del self._arrivals[:taken]
+            is_last = self._is_closed and not self._arrivals
+        return [request for request in requests if not request.is_abandoned], is_last
 
-    def _write_group(self, requests: list[Request]) -> None:
-        self._groups.write(requests)
-        refused = [one for one in requests if isinstance(one.error, JournalFullError)]
-        if refused and self._make_room():
-            for request in refused:
-                request.error = None
-            self._groups.write(refused)
+    def _commit(self, requests: list[WriteRequest]) -> None:
+        *before, last = self._write(requests)
+        for group in before:
+            answer((), group.calls, group.runtime)
+        if any(group.has_changes for group in (*before, last)):
+            self._on_commit(last.head)
+        answer(requests, last.calls, last.runtime)
+        self._retainer.look(last.head)
 
-    def _write_alone(self, request: Request) -> None:
-        try:
-            with translated(self._store.path):
-                request.value = request.work(self._store) if request.work is not None else None
-        except MsgBusError as error:
-            request.error = error
-        except BaseException as error:
-            self._fail([request], error)
-        answer([request])
-        self._look_after(self._store.head)
+    def _look(self) -> None:
+        self._must_look = False
+        with suppress(sqlite3.Error):  # being recovered: the next look will see
+            if self._transaction.has_others():
+                self._on_commit(self._transaction.reader.head(), others=True)
 
-    def _look_after(self, head: int) -> None:
-        try:
-            self._after_commit(head)
-        except Exception as error:
-            log.warning(
-                "journal_trim_failed", journal=self._store.path, error=redact_exception(error)
-            )
-
-    def _fail(self, requests: list[Request], error: BaseException) -> None:
-        """Never leave a caller waiting, whatever it was."""
-        for request in requests:
-            request.error = JournalError(
-                f"The journal {self._store.path} failed: {redact_exception(error)}",
-                path=self._store.path,
-            )
-            request.error.__cause__ = error
-
-    # -- leases ------------------------------------------------------------------------------
-
-    async def keep(self, lease: Lease, every: float, on_lost: Callable[[], object] | None) -> None:
-        """Renew a lease every so many seconds, until it is dropped or lost."""
-        kept = _Kept(lease, every, on_lost, current_runtime())
-
-        def begin(store: Store) -> None:
-            store.renew(lease)
-            self._kept[lease.name] = kept
-            self._renewals[lease.name] = time.monotonic() + every
-
-        await self.run(begin)
-
-    def drop(self, name: str) -> None:
-        """Renew it no more; called on the thread."""
-        self._kept.pop(name, None)
-        self._renewals.pop(name, None)
-
-    def _patience(self) -> float | None:
-        """Seconds until a lease must be renewed."""
-        if not self._renewals:
-            return None
-        return max(0.0, min(self._renewals.values()) - time.monotonic())
-
-    def _renew_due(self) -> None:
-        now = time.monotonic()
-        names = [name for name, due in self._renewals.items() if due <= now]
-        if not names:
-            return
-        lost: list[str] = []
-        try:
-            self._store.begin()
-            for name in names:
-                try:
-                    self._store.renew(self._kept[name].lease)
-                except JournalConflictError:
-                    lost.append(name)
-            self._store.commit()
-        except Exception as error:
-            self._store.rollback()
-            log.warning(
-                "lease_renewal_failed", journal=self._store.path, error=redact_exception(error)
-            )
-        for name in names:
-            self._renewals[name] = time.monotonic() + self._kept[name].every
-        for name in lost:
-            kept = self._kept[name]
-            self.drop(name)
-            if kept.on_lost is not None:
-                kept.runtime.call_soon(kept.on_lost)
+    def _write(self, requests: list[WriteRequest]) -> list[CommitGroup]:
+        """Write a group; on a full disk after some room was made, then one request at a time."""
+        groups = [self._groups.write(requests)]
+        if groups[-1].is_full and self._retainer.make_room():
+            groups.append(self._groups.write(requests))
+        if groups[-1].is_full and len(requests) > 1:
+            groups += [self._groups.write([request]) for request in requests]
+        return groups

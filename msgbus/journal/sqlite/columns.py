@@ -9,17 +9,18 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
-from msgbus._next.journal.records import (
+from msgbus.journal.letters import handler_of
+from msgbus.journal.records import (
     Cursor,
     DeliveryRecord,
     Instance,
     Letter,
     Pending,
+    Record,
     Result,
     State,
 )
-from msgbus._next.journal.sqlite.messages import DAMAGE, NONE, decoded, pack, unpack
-from msgbus._next.journal.sqlite.statements import Row
+from msgbus.journal.sqlite.messages import DAMAGE, NONE, Row, associated, decoded, pack, unpack
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import PayloadCodec
@@ -32,7 +33,11 @@ PLAIN_PENDING: Final = "subscription, offset, state, due, owner, time, crc"
 """What differs from the default in a new row without a key."""
 
 CURSOR: Final = "name, partition, acked, fetched, owner, epoch, selection, crc"
-LETTER: Final = f"subscription, offset, {', '.join(Letter._fields)}, crc"
+LETTER: Final = (
+    f"subscription, offset, message_id, name, session_id, {', '.join(Letter._fields)}, crc"
+)
+"""With some fields of the message, by which letters are searched."""
+
 DELIVERY: Final = "offset, handler, time, attempt, message_id, outcome, wait, run, error"
 RESULT: Final = "message_id, body, error, time, crc"
 INSTANCE: Final = "name, key, state, wake, version, crc"
@@ -151,7 +156,7 @@ def _damaged_row(row: Row) -> Pending:
         None,
         number(version),
         False,
-        "The row is damaged: its checksum does not fit.",
+        "The row is damaged: its checksum does not fit, or the codec refuses its message.",
         time if isinstance(time, float) else 0.0,
     )
 
@@ -185,12 +190,17 @@ def read_cursor(row: Row) -> Cursor | None:
     return Cursor._make(row[:-1]) if checksum(*row[:-1]) == row[-1] else None
 
 
-def letter_row(row: Pending, letter: Letter) -> Row:
+def letter_row(row: Pending, letter: Letter, record: Record | None) -> Row:
     """Return what to write for the letter of a row: values of `LETTER`."""
+    of_message: tuple[str, str, str | None] = ("", "", None)
+    if record is not None:
+        of_message = (record.message_id, record.name, record.session_id)
     plain = letter._replace(
-        first_attempt=float(letter.first_attempt), last_attempt=float(letter.last_attempt)
+        first_attempt=float(letter.first_attempt),
+        last_attempt=float(letter.last_attempt),
+        handler=handler_of(row, letter),  # searched by index, whoever names it
     )
-    columns = (row.subscription, row.offset, *map(_plain, plain))
+    columns = (row.subscription, row.offset, *of_message, *map(_plain, plain))
     return *columns, checksum(*columns)
 
 
@@ -198,8 +208,9 @@ def read_letter(row: Row) -> Letter | None:
     """Return the letter of a row of `LETTER`; `None` if it is damaged."""
     if checksum(*row[:-1]) != row[-1]:
         return None
-    letter = Letter._make(row[2:-1])
-    return letter._replace(answered=bool(letter.answered))
+    letter = Letter._make(row[5:-1])
+    handler = "" if letter.handler == row[0] else letter.handler
+    return letter._replace(answered=bool(letter.answered), handler=handler)
 
 
 def result_row(
@@ -207,7 +218,7 @@ def result_row(
 ) -> Row:
     """Return what to write for a result: values of `RESULT`."""
     if codec is not None and body is not None:
-        body = codec.encode(body)
+        body = codec.encode(body, associated("result", message_id))
     columns = (message_id, body, error, float(time))
     return *columns, checksum(*columns)
 
@@ -219,13 +230,17 @@ def read_result(row: Row, codec: PayloadCodec | None) -> Result | None:
     result = Result._make(row[:-1])
     if codec is None or result.body is None:
         return result
-    return result._replace(body=decoded(codec, result.body, result.message_id))
+    try:
+        return result._replace(body=decoded(codec, result.body, "result", result.message_id))
+    except DAMAGE:
+        return None
 
 
 def instance_row(instance: Instance, codec: PayloadCodec | None) -> Row:
     """Return what to write for an instance: values of `INSTANCE`."""
     name, key, state, wake, version = instance
-    state = state if codec is None else codec.encode(state)
+    if codec is not None:
+        state = codec.encode(state, associated("instance", name, key))
     columns = (name, key, state, None if wake is None else float(wake), version)
     return *columns, checksum(*columns)
 
@@ -237,7 +252,11 @@ def read_instance(row: Row, codec: PayloadCodec | None) -> Instance | None:
     instance = Instance._make(row[:-1])
     if codec is None:
         return instance
-    return instance._replace(state=decoded(codec, instance.state, instance.key))
+    name, key, state, *_ = instance
+    try:
+        return instance._replace(state=decoded(codec, state, "instance", name, key))
+    except DAMAGE:
+        return None
 
 
 def delivery_row(delivery: DeliveryRecord) -> Row:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from typing import Final
+from typing import Final, TypeAlias
 
-from msgbus._next.journal.records import DELAYED, State
-from msgbus._next.journal.reports import VerifyReport
-from msgbus._next.journal.sqlite.columns import (
+from msgbus.journal.records import DELAYED, State
+from msgbus.journal.reports import VerifyReport
+from msgbus.journal.sqlite.columns import (
     CURSOR,
     INSTANCE,
     LETTER,
@@ -21,12 +21,13 @@ from msgbus._next.journal.sqlite.columns import (
     read_pending,
     read_result,
 )
-from msgbus._next.journal.sqlite.messages import MESSAGE, read_message
-from msgbus._next.journal.sqlite.questions import QuestionReader
-from msgbus._next.journal.sqlite.schema import read_meta
-from msgbus._next.journal.sqlite.statements import Row
+from msgbus.journal.sqlite.messages import BLOCK, MESSAGE, SPAN, Row, block_rows, read_message
+from msgbus.journal.sqlite.questions import QuestionReader
+from msgbus.journal.sqlite.schema import read_meta
 
 MOST_LISTED: Final = 1000
+
+_Block: TypeAlias = tuple[str, str, float, int]
 
 _PARKED: Final = """
 SELECT subscription, offset FROM msgbus_pending AS parked
@@ -69,10 +70,11 @@ def verify(reader: QuestionReader) -> VerifyReport:
 
     The whole file is read: this takes time, but nobody waits for it.
     """
-    messages, damaged = _messages(reader)
+    messages, damaged, blocks = _messages(reader)
     problems = chain(
         _file(reader),
         _meta(reader),
+        _blocks(reader, blocks),
         _cursors(reader),
         _checksums(reader, "pending", PENDING, _is_sound_row),
         _checksums(reader, "letters", LETTER, read_letter),
@@ -87,19 +89,35 @@ def verify(reader: QuestionReader) -> VerifyReport:
     )
 
 
-def _messages(reader: QuestionReader) -> tuple[int, list[int]]:
-    """Count the sound messages; list the damaged ones, and those missing beyond the trimmed."""
+def _messages(reader: QuestionReader) -> tuple[int, list[int], set[_Block]]:
+    """Count the sound messages; list the damaged ones, and those missing beyond the trimmed.
+
+    Returns also what the table of blocks must have.
+    """
     sound, damaged, expected = 0, list[int](), reader.trimmed() + 1
+    blocks: set[_Block] = set()
     query = f"SELECT {MESSAGE} FROM msgbus_messages ORDER BY offset"  # noqa: S608
     for row in reader.connection.execute(query):
         offset: int = row[0]
         damaged += range(expected, min(offset, expected + MOST_LISTED))
         expected = max(offset + 1, expected)
-        if isinstance(read_message(row, None), int):
+        record = read_message(row, None)
+        if isinstance(record, int):
             damaged.append(offset)
         else:
             sound += 1
-    return sound, damaged
+            blocks.add((record.name, record.topic, record.time // SPAN, offset // BLOCK))
+    return sound, damaged, blocks
+
+
+def _blocks(reader: QuestionReader, blocks: set[_Block]) -> Iterator[str]:
+    stored = set(reader.connection.execute("SELECT value, block FROM msgbus_blocks"))
+    for value, block in sorted(set(block_rows(blocks)) - stored, key=repr):
+        first, last = block * BLOCK, (block + 1) * BLOCK - 1
+        yield (
+            f"The table msgbus_blocks has no row for {value!a} between the offsets {first} and "
+            f"{last}: look-ups do not find those messages."
+        )
 
 
 def _file(reader: QuestionReader) -> Iterator[str]:

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from typing import Final, NamedTuple, final
 
-from msgbus._next.journal.flows import flow_trees
-from msgbus._next.journal.records import DeliveryRecord, Kind, Outcome, Record
-from msgbus._next.journal.reports import DeliveryCount, FlowNode, LetterGroup, Page
-from msgbus._next.journal.sqlite.columns import DELIVERY
-from msgbus._next.journal.sqlite.messages import MESSAGE, read_message
-from msgbus._next.journal.sqlite.reads import TableReader
-from msgbus._next.journal.sqlite.schema import read_meta
+from msgbus.journal.flows import flow_trees
+from msgbus.journal.records import DeliveryRecord, Kind, Outcome, Record
+from msgbus.journal.reports import DeliveryCount, FlowNode, LetterCount, Page
+from msgbus.journal.sqlite.columns import DELIVERY
+from msgbus.journal.sqlite.messages import BLOCK, MESSAGE, SPAN, read_message
+from msgbus.journal.sqlite.reads import TableReader
+from msgbus.journal.sqlite.schema import read_meta
 
 _OUTCOMES: Final = {str(outcome): outcome for outcome in Outcome}
 _EVER: Final = float("inf")
 _LARGEST: Final = 2**63 - 1
+_CENTURIES: Final = 1e15
+"""Seconds."""
 
-_IN_TIME: Final = """
-SELECT min(offset), max(offset) FROM msgbus_messages INDEXED BY msgbus_messages_by_time
-WHERE time >= ? AND time < ?
+_IN_SPANS: Final = """
+SELECT min(block), max(block) FROM msgbus_blocks WHERE value >= ? AND value <= ?
+"""
+_FIRST_SINCE: Final = """
+SELECT offset FROM msgbus_messages WHERE offset >= ? AND time >= ? ORDER BY offset LIMIT 1
 """
 _DELIVERIES: Final = f"""
-SELECT {DELIVERY} FROM msgbus_deliveries WHERE offset = ? AND offset <> 0 AND message_id = ?
+SELECT {DELIVERY} FROM msgbus_deliveries INDEXED BY msgbus_deliveries_by_offset
+WHERE offset = ? AND offset <> 0 AND message_id = ?
 UNION ALL
 SELECT {DELIVERY} FROM msgbus_deliveries INDEXED BY msgbus_deliveries_unlogged
 WHERE offset = 0 AND message_id = ?
@@ -54,15 +60,32 @@ ORDER BY subscription, error_type, message_name
 
 
 class _Arm(NamedTuple):
-    """One way into the log: an index and what to look up there."""
+    """One way into the log: the tables with an index, and what to look up there."""
 
-    by: str = ""
-    where: str = ""
-    values: tuple[object, ...] = ()
+    tables: str = "msgbus_messages"
+    where: str = "offset >= :low AND offset <= :high"
+    order: str = "offset {0}"
 
 
-_WHOLE_LOG: Final = _Arm()
-_ROOT_OF_FLOW: Final = "message_id = ? AND correlation_id IS NULL"
+def _by(index: str, where: str) -> _Arm:
+    plain = _Arm()
+    return _Arm(f"{plain.tables} INDEXED BY {index}", f"{where} AND {plain.where}")
+
+
+_OFFSETS: Final = f"""
+block >= :low / {BLOCK} AND block <= :high / {BLOCK}
+AND offset >= block * {BLOCK} AND offset < (block + 1) * {BLOCK}
+AND +offset >= :low AND +offset <= :high
+"""
+"""With plus signs, so that each block is searched, not each time the whole log."""
+
+_IN_BLOCKS: Final = _Arm(
+    "msgbus_blocks CROSS JOIN msgbus_messages", _OFFSETS, "block {0}, offset {0}"
+)
+_ALSO: Final = (
+    "EXISTS (SELECT 1 FROM msgbus_blocks AS other "
+    "WHERE other.value = :topic AND other.block = msgbus_blocks.block)"
+)
 
 
 class _Terms(NamedTuple):
@@ -77,30 +100,40 @@ class _Terms(NamedTuple):
 
     def arms(self) -> list[_Arm]:
         """Choose the index that leaves the fewest messages, as a rule; they come by offset."""
-        flow = self.correlation_id
-        if flow is not None:
+        if self.correlation_id is not None:
             # The first message of a flow has its own id as correlation, which is not stored.
+            root = "message_id = :correlation_id AND correlation_id IS NULL"
             return [
-                _Arm("msgbus_messages_by_flow", "correlation_id = ?", (flow,)),
-                _Arm("sqlite_autoindex_msgbus_messages_1", _ROOT_OF_FLOW, (flow,)),
+                _by("msgbus_messages_by_flow", "correlation_id = :correlation_id"),
+                _by("sqlite_autoindex_msgbus_messages_1", root),
             ]
-        for column in ("session_id", "key", "name", "topic"):
-            value: str | None = getattr(self, column)
-            if value is not None:
-                word = column.removesuffix("_id")
-                return [_Arm(f"msgbus_messages_by_{word}", f"{column} = ?", (value,))]
+        if self.session_id is not None:
+            return [_by("msgbus_messages_by_session", "session_id = :session_id")]
+        if self.key is not None:
+            return [_by("msgbus_messages_by_key", "key = :key")]
+        if self.name is not None or self.topic is not None:
+            return [self._in_blocks()]
         if self.kind not in (None, Kind.EVENT):
-            return [_Arm("msgbus_messages_by_kind", "kind <> 'event'")]
-        return [_WHOLE_LOG]
+            return [_by("msgbus_messages_by_kind", "kind <> 'event'")]
+        return [_Arm()]
 
-    def filters(self) -> tuple[list[str], list[object]]:
-        """Return the conditions, apart from that on the flow, and their values."""
-        given = {
-            column: value
+    def _in_blocks(self) -> _Arm:
+        if self.name is None:
+            return _IN_BLOCKS._replace(where=f"value = :topic AND {_OFFSETS}")
+        also = "" if self.topic is None else f"AND {_ALSO}"
+        return _IN_BLOCKS._replace(where=f"value = :name AND {_OFFSETS} {also}")
+
+    def filters(self) -> list[str]:
+        """Return the conditions, apart from that on the flow."""
+        return [
+            f"{column} = :{column}"
             for column, value in self._asdict().items()
             if value is not None and column != "correlation_id"
-        }
-        return [f"{column} = ?" for column in given], [str(value) for value in given.values()]
+        ]
+
+    def values(self) -> dict[str, object]:
+        """Return what the conditions ask for."""
+        return {**self._asdict(), "kind": None if self.kind is None else str(self.kind)}
 
 
 @final
@@ -130,8 +163,9 @@ class QuestionReader(TableReader):
     def offset_at(self, time: float) -> int:
         """Return the lowest offset recorded at `time` or later."""
         # Not a search by halves: a clock that jumped leaves times out of order.
-        found = self._first(_IN_TIME, time, _EVER)[0]
-        return self.head() + 1 if found is None else int(found)
+        low, _ = self._first(_IN_SPANS, _span(time), _LARGEST)
+        found = None if low is None else self._first(_FIRST_SINCE, low * BLOCK, time)
+        return self.head() + 1 if found is None else int(found[0])
 
     def message(self, message_id: str) -> Record | None:
         """Return the message of this id.
@@ -165,41 +199,33 @@ class QuestionReader(TableReader):
     ) -> Page:
         """Return messages that have everything given; see `Questions.find_messages`."""
         terms = _Terms(correlation_id, session_id, key, name, topic, kind)
-        where, values = terms.filters()
         low, high = (0, _LARGEST) if start is None else (start, start)
         low, high = (0, high) if newest_first else (low, _LARGEST)
+        where, values = terms.filters(), terms.values()
         if since is not None or until is not None:
             since, until = -_EVER if since is None else since, _EVER if until is None else until
-            lowest, highest = self._first(_IN_TIME, since, until)
+            lowest, highest = self._first(_IN_SPANS, _span(since), _span(until))
             if lowest is None:
                 return Page([])
-            low, high = max(low, lowest), min(high, highest)
-            where, values = [*where, "time >= ? AND time < ?"], [*values, since, until]
-        where, values = [*where, "offset >= ? AND offset <= ?"], [*values, low, high]
-        return self._page(terms.arms(), where, values, max(limit, 1), newest_first=newest_first)
+            low, high = max(low, lowest * BLOCK), min(high, (highest + 1) * BLOCK - 1)
+            where.append("time >= :since AND time < :until")
+            values.update(since=since, until=until)
+        values.update(low=low, high=high, limit=max(limit, 1) + 1)
+        return self._page(terms.arms(), where, values, "DESC" if newest_first else "ASC")
 
     def _page(
-        self,
-        arms: list[_Arm],
-        where: list[str],
-        values: list[object],
-        limit: int,
-        *,
-        newest_first: bool,
+        self, arms: Sequence[_Arm], where: Sequence[str], values: dict[str, object], order: str
     ) -> Page:
-        queries: list[str] = []
-        bound: list[object] = []
-        for arm in arms:
-            index = f" INDEXED BY {arm.by}" if arm.by else ""
-            clauses = " AND ".join(filter(None, [arm.where, *where]))
-            queries.append(f"SELECT {MESSAGE} FROM msgbus_messages{index} WHERE {clauses}")  # noqa: S608
-            bound += [*arm.values, *values]
-        order = "DESC" if newest_first else "ASC"
-        query = f"{' UNION ALL '.join(queries)} ORDER BY offset {order} LIMIT ?"
-        # One more than asked for: it is the first of the next page.
-        rows = self._connection.execute(query, (*bound, limit + 1)).fetchall()
-        records = [read_message(row, self._codec) for row in rows[:limit]]
-        return Page(records, rows[limit][0] if len(rows) > limit else None)
+        """Return a page; one message more than it shows is read, the first of the next."""
+        queries = [
+            f"SELECT {MESSAGE} FROM {arm.tables} WHERE {' AND '.join([arm.where, *where])}"  # noqa: S608
+            for arm in arms
+        ]
+        query = f"{' UNION ALL '.join(queries)} ORDER BY {arms[0].order.format(order)} LIMIT :limit"
+        rows = self._connection.execute(query, values).fetchall()
+        has_more = len(rows) == values["limit"]
+        following = rows.pop()[0] if has_more else None
+        return Page([read_message(row, self._codec) for row in rows], following)
 
     def flow(self, correlation_id: str) -> tuple[FlowNode, ...]:
         """Return the undamaged messages of a flow, as trees."""
@@ -236,12 +262,17 @@ class QuestionReader(TableReader):
             if word in _OUTCOMES
         ]
 
-    def letter_groups(self) -> list[LetterGroup]:
+    def letter_groups(self) -> list[LetterCount]:
         """Group dead rows by subscription, type of error and name of the message."""
-        groups: list[LetterGroup] = []
+        groups: list[LetterCount] = []
         for row in self._connection.execute(_GROUPS).fetchall():
             subscription, error_type, name, count, first, last, offset = row
             sample = self.row(subscription, offset)
             error = None if sample is None else sample.error
-            groups.append(LetterGroup(subscription, error_type, name, count, first, last, error))
+            groups.append(LetterCount(subscription, error_type, name, count, first, last, error))
         return groups
+
+
+def _span(time: float) -> int:
+    """Return the number of the span of time, of any time at all."""
+    return int(max(-_CENTURIES, min(time, _CENTURIES)) // SPAN)

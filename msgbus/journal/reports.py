@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from msgbus._next.journal.records import Outcome, Record
+from msgbus.journal.records import Outcome, Record
 
 
 class Page(NamedTuple):
@@ -41,7 +41,7 @@ class DeliveryCount:
 
 @final
 @dataclass(frozen=True, slots=True)
-class LetterGroup:
+class LetterCount:
     """Dead rows of one subscription with the same type of error and name of message."""
 
     subscription: str

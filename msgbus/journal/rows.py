@@ -1,9 +1,10 @@
-"""New pending rows, and errors that every engine raises alike."""
+"""Rows and cursors as operations make them; guards and errors that all engines have in common."""
 
 from __future__ import annotations
 
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.records import (
+from msgbus.errors import ConfigurationError, CursorError, StaleError
+from msgbus.journal.operations import Fence
+from msgbus.journal.records import (
     DELAYED,
     Cursor,
     Instance,
@@ -13,7 +14,6 @@ from msgbus._next.journal.records import (
     Selection,
     State,
 )
-from msgbus.errors import ConfigurationError
 
 
 def _new(name: str, offset: int, state: State, time: float) -> Pending:
@@ -25,10 +25,11 @@ def queued(
 ) -> Pending:
     """Make the row of an appended message: waiting in its queue, or of version 0 without one."""
     row = _new(queue or "", offset, State.WAITING, record.time)
-    body = record if queue == DELAYED else None
     if queue is None:
         return row._replace(due=due or 0.0, version=0)
-    return row._replace(due=due or 0.0, body=body, unique=unique)
+    if queue == DELAYED:  # found again by its id
+        row = row._replace(key=record.message_id, body=record)
+    return row._replace(due=due or 0.0, unique=unique)
 
 
 def newly_claimed(name: str, record: Record, member: Member, now: float) -> Pending:
@@ -67,9 +68,93 @@ def first_of_key(row: Pending) -> Pending:
     return row._replace(state=State.WAITING, due=0.0)
 
 
+def promoted(row: Pending) -> Pending:
+    """Return a parked row that is the first of its key now: it may begin."""
+    return row.moved(State.WAITING, time=row.time, due=0.0)
+
+
+def in_doubt(row: Pending) -> Pending:
+    """Return a claimed row whose process has ended: it runs alone, with nothing counted."""
+    return row.moved(State.WAITING, time=row.time, due=0.0, alone=True)
+
+
 def done(row: Pending) -> Pending:
     """Return a row as acknowledged ahead of the cursor."""
     return row.moved(State.DONE, time=row.time)._replace(key=None, unique=None)
+
+
+def opened(
+    name: str, selection: Selection, start: int, stored: list[Cursor], members: list[Member]
+) -> list[Cursor]:
+    """Return the cursors of a subscription as `Members.open` leaves them.
+
+    Args:
+        name: The subscription.
+        selection: What the caller wants of it.
+        start: Where a new one begins.
+        stored: The cursors it has.
+        members: All members: the stored selection stays while one of them serves it.
+
+    Raises:
+        ConfigurationError: It has another number of partitions.
+    """
+    found = stored or [
+        Cursor(name, partition, start, start, None, 0, selection.text)
+        for partition in range(selection.partitions)
+    ]
+    if len(found) != selection.partitions:
+        raise other_partitions(name, len(found), selection.partitions)
+    text = found[0].selection
+    if any(member.serves.get(name) == text for member in members):
+        return found
+    return [cursor._replace(selection=selection.text) for cursor in found]
+
+
+def taken(cursor: Cursor, member: Member) -> Cursor:
+    """Return a partition with a new owner; what was fetched has rows by then."""
+    return cursor._replace(acked=cursor.fetched, owner=member.id, epoch=cursor.epoch + 1)
+
+
+# -- guards --------------------------------------------------------------------------------------
+
+
+def check_version(row: Pending, stored: Pending | None, version: int, acting: int | None) -> None:
+    """Raise `StaleError` unless a row may be changed.
+
+    Args:
+        row: The row as the caller knows it.
+        stored: The row as it is stored, if it is.
+        version: The version at which it must be; 0 for none.
+        acting: The member on whose behalf it is changed.
+    """
+    if (0 if stored is None else stored.version) != version:
+        raise row_changed(row)
+    if stored is not None and stored.owner not in (None, acting):
+        raise not_the_owner(row)
+
+
+def check_fence(
+    fence: Fence, row: Pending | None, cursor: Cursor | None, acting: int | None
+) -> None:
+    """Raise `StaleError` unless a delivery is that of the acting member.
+
+    Args:
+        fence: What its process knows of the delivery.
+        row: The stored row of the message, if there is one.
+        cursor: The stored cursor of its partition.
+        acting: The member.
+    """
+    owner: int | None = None
+    if fence.version is not None:
+        if row is not None and row.version == fence.version:
+            owner = row.owner
+    elif row is None and cursor is not None and cursor.acked < fence.offset:
+        owner = cursor.owner if cursor.epoch == fence.epoch else None
+    if owner is None or owner != acting:
+        raise delivery_taken(fence.subscription, fence.offset)
+
+
+# -- errors --------------------------------------------------------------------------------------
 
 
 def row_changed(row: Pending) -> StaleError:
@@ -101,6 +186,15 @@ def owner_changed(cursor: Cursor) -> StaleError:
     return StaleError(f"Partition {cursor.partition} of {cursor.name!r} has another owner.")
 
 
+def beyond_head(name: str, offset: int, head: int, path: str | None = None) -> CursorError:
+    """Make the error for a cursor behind which messages would be missed."""
+    problem = (
+        f"is at {offset}, beyond the head at {head}: was a backup restored? Seek it to where it "
+        f"should be; else it would skip what is written up to there."
+    )
+    return CursorError(name, problem, path=path)
+
+
 def delivery_taken(name: str, offset: int) -> StaleError:
     """Make the error for a delivery that another process has."""
     return StaleError(f"Message {offset} of {name!r} is with another process.")
@@ -109,6 +203,12 @@ def delivery_taken(name: str, offset: int) -> StaleError:
 def instance_changed(instance: Instance) -> StaleError:
     """Make the error for an instance that is no longer at its version."""
     return StaleError(f"Instance {instance.key!r} of {instance.name!r} has changed since.")
+
+
+def not_an_operation(value: object) -> TypeError:
+    """Make the error for a value that a commit cannot apply."""
+    kind = type(value).__name__
+    return TypeError(f"A {kind} is no operation of a journal; see msgbus.journal.operations.")
 
 
 def other_partitions(name: str, stored: int, wanted: int) -> ConfigurationError:

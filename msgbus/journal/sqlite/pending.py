@@ -8,32 +8,41 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, final
 
-from msgbus._next.journal import rows
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Drop, Put
-from msgbus._next.journal.records import Cursor, Pending, State
-from msgbus._next.journal.sqlite.columns import (
+from msgbus.errors import StaleError
+from msgbus.journal import rows
+from msgbus.journal.operations import Drop, Put
+from msgbus.journal.records import Cursor, Letter, Pending, State
+from msgbus.journal.sqlite.columns import (
     LETTER,
     PENDING,
     PLAIN_PENDING,
     letter_row,
     new_row,
     pending_row,
+    read_letter,
     text,
 )
-from msgbus._next.journal.sqlite.statements import MultiRow, inserting
-from msgbus._next.journal.sqlite.transactions import NotAtOnce, Transaction, each
+from msgbus.journal.sqlite.transactions import (
+    MultiRow,
+    NotAtOnce,
+    WriteTransaction,
+    each,
+    inserting,
+)
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import PayloadCodec
 
 _FINISHED: Final = (State.DONE, State.KEPT)
-"""States of rows that have no letter any more."""
+"""States in which a row loses its letter, unless it is `KEPT` with one."""
 
 _ROWS: Final = inserting("pending", PENDING)
 _PLAIN_ROWS: Final = inserting("pending", PLAIN_PENDING)
 _PLAIN: Final = PLAIN_PENDING.count(",") + 1
-_LETTERS: Final = inserting("letters", LETTER, "INSERT OR REPLACE")
+_LETTERS: Final = inserting("letters", f"number, {LETTER}", "INSERT OR REPLACE")
+_LETTER: Final = (
+    f"SELECT number, {LETTER} FROM msgbus_letters WHERE subscription = ? AND offset = ?"  # noqa: S608
+)
 _DROPS: Final = MultiRow(
     "DELETE FROM msgbus_pending WHERE subscription = ? AND partition = ? AND version = ? "
     "AND owner IS ? AND key IS NULL AND offset IN (",
@@ -73,7 +82,7 @@ WHERE subscription = ? AND unique_key = ? AND state <> 'dead'
 class PendingRows:
     """Inserts, replaces and deletes pending rows."""
 
-    def __init__(self, transaction: Transaction, codec: PayloadCodec | None) -> None:
+    def __init__(self, transaction: WriteTransaction, codec: PayloadCodec | None) -> None:
         self._transaction = transaction
         self._connection = transaction.connection
         self._reader = transaction.reader
@@ -141,10 +150,10 @@ class PendingRows:
 
     def _refusal(self, row: Pending) -> StaleError:
         stored = self._reader.row(row.subscription, row.offset)
-        if (0 if stored is None else stored.version) != row.version - 1:
-            return rows.row_changed(row)
-        if stored is not None and stored.owner not in (None, self.acting):
-            return rows.not_the_owner(row)
+        try:
+            rows.check_version(row, stored, row.version - 1, self.acting)
+        except StaleError as error:
+            return error
         return rows.unique_taken(row)
 
     # -- changes -------------------------------------------------------------------------------
@@ -190,18 +199,30 @@ class PendingRows:
 
     def put(self, operation: Put) -> None:
         """Write one row, with its letter, and let the next of the key go that it had."""
-        row, letter, promote = operation
+        row, letter, promote, is_whole = operation
         if row.state is State.PARKED:
             row = self._begun_if_first(row, {})
         stored = self._reader.row(row.subscription, row.offset) if promote else None
         if row.version == 1:
             self._insert_one(row)
+        elif letter is not None and row.state is not State.DONE:
+            self._update_one(row)
         else:
             self.update([row])
-        if letter is not None and row.state not in _FINISHED:
-            _LETTERS.run(self._connection, [letter_row(row, letter)])
+        if letter is not None and row.state is not State.DONE:
+            self._put_letter(row, letter, is_whole=is_whole)
         if stored is not None:
             self._promote(stored)
+
+    def _put_letter(self, row: Pending, letter: Letter, *, is_whole: bool) -> None:
+        number: int | None = None
+        stored = self._connection.execute(_LETTER, row[:2]).fetchone()
+        if stored is not None:
+            number, known = stored[0], read_letter(stored[1:])
+            if known is not None and not is_whole:
+                letter = letter.after(known)
+        values = letter_row(row, letter, self._reader.record(row))
+        _LETTERS.run(self._connection, [(number, *values)])
 
     def _promote(self, done: Pending) -> None:
         """Let the first parked row of a key go, unless another row holds it back."""
@@ -212,7 +233,7 @@ class PendingRows:
             if row.state is State.DAMAGED:
                 self.set_aside([row])  # it holds back the others from now on
             else:
-                self.update([row.moved(State.WAITING, time=row.time, due=0.0)])
+                self.update([rows.promoted(row)])
 
     def set_aside(self, damaged: Iterable[Pending]) -> None:
         """Write damaged rows as `DAMAGED`, so that nobody claims them."""
@@ -235,10 +256,9 @@ class PendingRows:
             StaleError: It is not at its version, or claimed by another member.
         """
         row = self._reader.row(operation.row.subscription, operation.row.offset)
-        if row is None or row.version != operation.row.version:
+        rows.check_version(operation.row, row, operation.row.version, self.acting)
+        if row is None:
             raise rows.row_changed(operation.row)
-        if row.owner not in (None, self.acting):
-            raise rows.not_the_owner(row)
         if self._is_passed(row):
             self._connection.execute(_DROP, (row.subscription, row.offset))
             self._delete_letters([row])

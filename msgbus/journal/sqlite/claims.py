@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final, final
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple, final
 
-from msgbus._next.journal import rows
-from msgbus._next.journal.errors import MemberEndedError
-from msgbus._next.journal.operations import Operation, Pass
-from msgbus._next.journal.ports import Claim
-from msgbus._next.journal.records import (
+from msgbus.errors import MemberEndedError
+from msgbus.journal import rows
+from msgbus.journal.operations import Operation, Pass
+from msgbus.journal.ports import Claim
+from msgbus.journal.records import (
     Appended,
     Cursor,
     Member,
@@ -19,9 +20,10 @@ from msgbus._next.journal.records import (
     Selection,
     State,
 )
-from msgbus._next.journal.sqlite.columns import PENDING
-from msgbus._next.journal.sqlite.reads import SCAN
-from msgbus._next.journal.sqlite.store import Store
+from msgbus.journal.sqlite.columns import PENDING
+from msgbus.journal.sqlite.reads import SCAN
+from msgbus.journal.sqlite.store import Store
+from msgbus.runtime.event_loop import Runtime
 
 _OWNED: Final = (
     f"SELECT {PENDING} FROM msgbus_pending INDEXED BY msgbus_pending_owner WHERE owner = ?"  # noqa: S608
@@ -65,7 +67,7 @@ class JournalSteps:
     def require(self, member: Member) -> None:
         """Raise unless the member exists."""
         if not self.has(member.id):
-            raise MemberEndedError(member)
+            raise MemberEndedError(member.id)
 
     def join(self, process: str, serves: Mapping[str, str]) -> Member:
         """Add a member."""
@@ -87,7 +89,7 @@ class JournalSteps:
     def renew(self, member: Member) -> Member:
         """Show that the member is alive; see `Members.renew`."""
         if not self.count_renewal(member.id):
-            raise MemberEndedError(member)
+            raise MemberEndedError(member.id)
         self._connection.execute(
             "UPDATE msgbus_members SET process = ?, serves = ? WHERE id = ?",
             (member.process, json.dumps(dict(member.serves)), member.id),
@@ -106,9 +108,7 @@ class JournalSteps:
         self._known.discard(member.id)
         self.store.rows.acting = member.id
         owned = self._sound(self._reader.pending(_OWNED, (member.id,)))
-        self.store.rows.update(
-            [row.moved(State.WAITING, time=row.time, due=0.0, alone=True) for row in owned]
-        )
+        self.store.rows.update([rows.in_doubt(row) for row in owned])
         self.store.set_cursors(
             cursor._replace(owner=None)
             for cursor in self._reader.cursors()
@@ -127,15 +127,7 @@ class JournalSteps:
         """Return the cursors of a subscription, made if it is new; see `Members.open`."""
         stored = self._reader.cursors(name)
         start = min(start, self.store.transaction.head)
-        found = stored or [
-            Cursor(name, partition, start, start, None, 0, selection.text)
-            for partition in range(selection.partitions)
-        ]
-        if len(found) != selection.partitions:
-            raise rows.other_partitions(name, len(found), selection.partitions)
-        text = found[0].selection
-        if all(member.serves.get(name) != text for member in self._reader.members()):
-            found = [cursor._replace(selection=selection.text) for cursor in found]
+        found = rows.opened(name, selection, start, stored, self._reader.members())
         if found != stored:
             self.store.set_cursors(found)
         return found
@@ -149,7 +141,7 @@ class JournalSteps:
         if cursor.owner is not None:
             return None
         self._add_doubtful(cursor, selection)
-        taken = cursor._replace(acked=cursor.fetched, owner=member.id, epoch=cursor.epoch + 1)
+        taken = rows.taken(cursor, member)
         self.store.set_cursors([taken])
         self.store.rows.forget_done(taken)
         return taken
@@ -195,6 +187,8 @@ class JournalSteps:
     ) -> list[Claim]:
         """Claim rows that are due; see `Deliveries.claim`."""
         self.require(member)
+        if selection is not None or partitions is not None:
+            self._opened(name, 0)
         self.store.rows.acting = member.id
         claims = self._claim_due(member, name, limit, now, partitions, alone=alone)
         room = limit - len(claims)
@@ -263,3 +257,66 @@ def _unreadable(name: str, offset: int, partition: int) -> Pending:
     """Make the row of a message that is damaged."""
     state, error = State.DAMAGED, _UNREADABLE
     return Pending(name, offset, partition, None, state, 0, None, None, 1, False, error, 0.0)
+
+
+# -- members of this process -----------------------------------------------------------------------
+
+
+class JoinedMember(NamedTuple):
+    """A member that joined through this journal object."""
+
+    id: int
+    every: float | None
+    """Seconds between renewals; `None` if the caller renews it."""
+    on_lost: Callable[[], object] | None
+    runtime: Runtime
+
+
+@final
+class Renewals:
+    """The members that joined through one journal object; used on the writer's thread."""
+
+    def __init__(self) -> None:
+        self._joined: dict[int, JoinedMember] = {}
+        self._times: dict[int, float] = {}
+        """When each must be renewed, by the monotonic clock."""
+
+    def add(self, joined: JoinedMember) -> None:
+        """Renew a member from now on."""
+        self._joined[joined.id] = joined
+        if joined.every is not None:
+            self._times[joined.id] = time.monotonic() + joined.every
+
+    def drop(self, member: int) -> JoinedMember | None:
+        """Renew a member no more; from any thread."""
+        self._times.pop(member, None)
+        return self._joined.pop(member, None)
+
+    def patience(self) -> float:
+        """Return the seconds until a member must be renewed; -1 for ever."""
+        times = list(self._times.values())
+        return max(0.0, min(times) - time.monotonic()) if times else -1
+
+    def is_due(self) -> bool:
+        """Tell whether a member must be renewed."""
+        return bool(self._times) and self.patience() == 0.0
+
+    def renew(self, steps: JournalSteps) -> list[int]:
+        """Renew those that are due; return those that were ended."""
+        if not self._times:
+            return []
+        now = time.monotonic()
+        lost: list[int] = []
+        for member, due in list(self._times.items()):
+            if due > now:
+                continue
+            # Also if the commit fails: a full disk is no reason to try without a pause.
+            self._times[member] = now + (self._joined[member].every or 0.0)
+            if not steps.count_renewal(member):
+                lost.append(member)
+        return lost
+
+    def calls(self, lost: list[int]) -> list[tuple[Runtime, Callable[[], Any]]]:
+        """Forget members that were ended; return what to call, and on which event loop."""
+        found = [self.drop(member) for member in lost]
+        return [(one.runtime, one.on_lost) for one in found if one is not None and one.on_lost]

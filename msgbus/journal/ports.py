@@ -7,10 +7,10 @@ No SQL and no file is known here. An engine needs an ordered log and compare-and
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
-from msgbus._next.journal.operations import Operation
-from msgbus._next.journal.records import (
+from msgbus.journal.operations import Operation
+from msgbus.journal.records import (
     Appended,
     Cursor,
     DeliveryRecord,
@@ -25,7 +25,9 @@ from msgbus._next.journal.records import (
     Selection,
     State,
 )
-from msgbus._next.journal.reports import DeliveryCount, FlowNode, LetterGroup, Page
+from msgbus.journal.reports import DeliveryCount, FlowNode, LetterCount, Page
+
+T = TypeVar("T")
 
 
 class Scan(NamedTuple):
@@ -51,6 +53,15 @@ class Due(NamedTuple):
     """The earliest `due`, seconds since the epoch; `None` if no row waits."""
     has_suspects: bool
     """Whether a waiting row has to run alone."""
+
+
+class KeyRows(NamedTuple):
+    """Rows of one key of a partition."""
+
+    first: int | None
+    """The lowest offset of one; `None` if there is none."""
+    size: int
+    """How many there are."""
 
 
 class CommitParticipant(Protocol):
@@ -98,13 +109,14 @@ class Log(Protocol):
     ) -> list[Appended]:
         """Apply all of this or nothing; return the results of the `Append`s, in order.
 
-        A call that is cancelled while it waits may still be written: the id of a message makes
-        its repetition harmless.
+        Commits that are called on one event loop are applied in the order of the calls. A call
+        that is cancelled while it waits may still be written: the id of a message makes its
+        repetition harmless.
 
         Args:
             operations: What to do.
-            member: On whose behalf; refused if this member was ended. Claimed rows can be
-                changed by their own member only.
+            member: On whose behalf; refused if this member was ended. Claimed rows and cursors
+                of owned partitions can be changed by their own member only.
 
         Raises:
             StaleError: A guard fails, or `member` was ended. Nothing is written.
@@ -126,10 +138,32 @@ class Log(Protocol):
         """Return the highest offset ever given; 0 if there was none."""
         ...
 
-    async def changed(self, since: int, timeout: float | None = None) -> int:
+    async def first(self) -> int:
+        """Return the lowest offset that was not trimmed; behind the head if all were.
+
+        Messages before it may still be there: those that a pending row needs.
+        """
+        ...
+
+    async def offset_at(self, time: float) -> int:
+        """Return the lowest offset recorded at `time` or later; behind the head if none was."""
+        ...
+
+    async def message(self, message_id: str) -> Record | None:
+        """Return a message of the log; raise `JournalCorruptError` if it is damaged."""
+        ...
+
+    async def changed(
+        self, since: int, timeout: float | None = None, *, others: bool = False
+    ) -> int:
         """Return a number that grows with commits of any process, once it is not `since`.
 
         It may return early or without a change. The first call is with -1 and returns at once.
+
+        Args:
+            since: The number of the last call.
+            timeout: Seconds to wait at most.
+            others: Only count commits that were not made through this journal object.
         """
         ...
 
@@ -148,6 +182,11 @@ class Log(Protocol):
 
 class Members(Protocol):
     """Which processes are at work, and which of them owns which partition."""
+
+    @property
+    def member_ttl(self) -> float | None:
+        """Seconds without a renewal after which others end a member; `None` if it does not say."""
+        ...
 
     async def join(
         self,
@@ -255,7 +294,8 @@ class Deliveries(Protocol):
             alone: Only rows that run alone; their attempt is counted now, before it begins.
 
         Raises:
-            StaleError: The member was ended, or the subscription removed.
+            StaleError: The member was ended; or the subscription was removed, if `selection` or
+                `partitions` tell that it is one and not a queue.
         """
         ...
 
@@ -291,6 +331,10 @@ class Rows(Protocol):
         """Return the keys of a partition that have rows: later messages have to be parked."""
         ...
 
+    async def key_rows(self, name: str, partition: int, key: str) -> KeyRows:
+        """Return how many rows a key of a partition has, and the first."""
+        ...
+
     async def next_due(self, name: str, partitions: Collection[int] | None = None) -> Due:
         """Return when the next row is due."""
         ...
@@ -315,6 +359,10 @@ class Rows(Protocol):
         """Return the result of an enqueued command."""
         ...
 
+    async def results(self, message_ids: Collection[str]) -> list[Result]:
+        """Return those results of these commands that are there, without damaged ones."""
+        ...
+
     async def instance(self, name: str, key: str) -> Instance | None:
         """Return one instance."""
         ...
@@ -328,23 +376,36 @@ class Journal(Log, Members, Deliveries, Rows, Protocol):
     """A log of messages, its members, and what each subscription has done with them."""
 
 
-class Questions(Protocol):
-    """Look-ups for people and tools; optional. None of them reads the whole journal."""
+class Tables(Protocol):
+    """SQL of the user in the journal's own database; optional."""
 
-    async def first(self) -> int:
-        """Return the lowest offset that was not trimmed; behind the head if all were.
+    async def transact(
+        self,
+        function: Callable[[Any], T],
+        operations: Sequence[Operation] = (),
+        *,
+        member: Member | None = None,
+    ) -> tuple[T, list[Appended]]:
+        """Run SQL inside the next commit, with these operations, all or nothing.
 
-        Messages before it may still be there: those that a pending row needs.
+        Args:
+            function: Called with the connection of the engine on a thread of the journal. It
+                must be quick, and cannot end the transaction.
+            operations: Applied after it.
+            member: On whose behalf; refused if this member was ended.
+
+        Returns:
+            The value of `function`, and the results of the `Append`s.
+
+        Raises:
+            ForbiddenStatementError: It tried a COMMIT, a PRAGMA, an ATTACH or the like.
+            StaleError: A guard fails, or `member` was ended. Nothing is written.
         """
         ...
 
-    async def offset_at(self, time: float) -> int:
-        """Return the lowest offset recorded at `time` or later; behind the head if none was."""
-        ...
 
-    async def message(self, message_id: str) -> Record | None:
-        """Return a message of the log; raise `JournalCorruptError` if it is damaged."""
-        ...
+class Questions(Protocol):
+    """Look-ups for people and tools; optional. None of them reads the whole journal."""
 
     async def find_messages(
         self,
@@ -379,6 +440,6 @@ class Questions(Protocol):
         """Count deliveries by minute, handler and outcome; `until` is not included."""
         ...
 
-    async def letter_groups(self) -> list[LetterGroup]:
+    async def letter_groups(self) -> list[LetterCount]:
         """Group the dead rows by subscription, type of error and name of the message."""
         ...

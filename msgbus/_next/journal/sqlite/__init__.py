@@ -1,1 +1,0 @@
-"""The journal in one SQLite file: `journal.SqliteJournal`."""
