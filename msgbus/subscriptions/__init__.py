@@ -1,33 +1,32 @@
-"""Durable subscriptions: named places in a journal, with who is given what, and what was done.
+"""Durable subscriptions: deliver the messages of a journal, and write how that ended.
 
-`DurableSubscription` is the whole; `SubscriptionEngine` and `Dispatcher` are its two halves.
-Nothing here knows of buses or message classes: records go in, acks come out.
+A state (`PartitionedState`, `SharedState`) decides what to hand out and what to write, a
+`SubscriptionLoop` runs the deliveries, and a `Membership` shares the work with other processes.
+Records go in; message classes and the bus are not known here.
 """
 
 from msgbus.bus.subscription import Subscription
-from msgbus.handlers.delivery import Delivery, Mode, Poison, StartAt
-from msgbus.subscriptions.config import RetryTiers, SubscriptionConfig
-from msgbus.subscriptions.dispatcher import Consumer, Deliver, Dispatcher
-from msgbus.subscriptions.engine import SubscriptionEngine
-from msgbus.subscriptions.progress import Counts, Progress, Standing
-from msgbus.subscriptions.subscription import DurableSubscription
-from msgbus.subscriptions.tiers import tiers_of
+from msgbus.handlers.delivery import Delivery, Mode, Poison, StartAt, SubscriptionTuning
+from msgbus.subscriptions.config import SubscriptionConfig
+from msgbus.subscriptions.dispatcher import Consume, Consumer, Dispatcher
+from msgbus.subscriptions.engine import DurableSubscription, SubscriptionEngine
+from msgbus.subscriptions.progress import Progress, Standing
+from msgbus.subscriptions.state import DeliveryCounts
 
 __all__ = [
+    "Consume",
     "Consumer",
-    "Counts",
-    "Deliver",
     "Delivery",
+    "DeliveryCounts",
     "Dispatcher",
     "DurableSubscription",
     "Mode",
     "Poison",
     "Progress",
-    "RetryTiers",
     "Standing",
     "StartAt",
     "Subscription",
     "SubscriptionConfig",
     "SubscriptionEngine",
-    "tiers_of",
+    "SubscriptionTuning",
 ]

@@ -1,146 +1,100 @@
-"""How a subscription works: frozen models, seconds as floats."""
+"""Options of a durable subscription, and the loop that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from msgbus.errors import Unhandleable
-from msgbus.handlers.delivery import Delivery, Mode, Poison, StartAt
-from msgbus.journal.records import AckLevel, Record
+from msgbus.handlers.delivery import Delivery, Mode, Poison, StartAt, SubscriptionTuning
+from msgbus.journal.operations import Drop, Reply
+from msgbus.journal.records import Order, Record, Selection
+from msgbus.resilience.config import DURABLE_RETRY, RetryConfig, require_storable
 from msgbus.runtime.arguments import Options
+from msgbus.subscriptions.loop import SubscriptionLoop
+from msgbus.subscriptions.loops import PartitionedLoop, SharedLoop
+from msgbus.subscriptions.partitioned import PARK_LIMIT, PartitionedState
+from msgbus.subscriptions.rules import Deliver, DeliveryRules, Describe, describe
+from msgbus.subscriptions.shared import SharedState
 
+if TYPE_CHECKING:
+    from msgbus.journal.ports import Journal
+    from msgbus.runtime.clock import Clock
+    from msgbus.subscriptions.gate import AloneGate
+    from msgbus.subscriptions.in_flight import InFlight
 
-class RetryTiers(Options):
-    """How often, and how patiently, a message that failed is tried again.
-
-    Short pauses are kept in memory. Longer ones are written to the journal, so that a restart
-    neither forgets nor shortens them.
-    """
-
-    max_attempts: int = Field(default=5, ge=1)
-    """Attempts in all, the first included; 1 means no retry."""
-
-    initial_delay: float = Field(default=0.1, ge=0)
-    """Seconds before the second attempt."""
-
-    exponential_base: float = Field(default=2.0, ge=1)
-    """By how much each pause is longer than the one before."""
-
-    max_delay: float = Field(default=600.0, ge=0)
-    """Upper bound of one pause, jitter included."""
-
-    jitter: bool = True
-    """Multiply each pause by a random factor between 0.5 and 1.5."""
-
-    in_process: float = Field(default=10.0, ge=0)
-    """Pauses beyond this are written to the journal."""
-
-    retry_on: tuple[type[Exception], ...] | None = None
-    """Only these errors are followed by another attempt; `None` for all."""
-
-    give_up_on: tuple[type[Exception], ...] = ()
-    """Errors after which there is no other attempt, even if `retry_on` names a base of them."""
-
-    def delay(self, attempt: int, chance: float = 0.5) -> float:
-        """Seconds between attempt number `attempt`, which failed, and the next.
-
-        `chance` is a random number from 0 to 1; in the middle, jitter changes nothing.
-        """
-        try:
-            pause = self.initial_delay * self.exponential_base ** (attempt - 1)
-        except OverflowError:
-            pause = self.max_delay if self.initial_delay else 0.0
-        if self.jitter:
-            pause = min(pause, self.max_delay) * (0.5 + chance)
-        return min(pause, self.max_delay)
-
-    def allows(self, error: Exception) -> bool:
-        """Whether another attempt may follow this error."""
-        if isinstance(error, (Unhandleable, self.give_up_on)):
-            return False
-        return self.retry_on is None or isinstance(error, self.retry_on)
+_ORDERS: Final = {
+    Mode.EXCLUSIVE: Order.LOG,
+    Mode.KEY_SHARED: Order.KEY,
+    Mode.SHARED: Order.NONE,
+}
 
 
 class SubscriptionConfig(Options):
-    """Everything about a subscription but its name and its handler."""
+    """Everything about a subscription but its name, its messages and its handler."""
 
     mode: Mode = Mode.EXCLUSIVE
-    """Who gets what, and in which order."""
+    """How messages are distributed to processes and consumers, and in which order."""
 
     delivery: Delivery = Delivery.AT_LEAST_ONCE
-    """What a crash may do to a message."""
+    """Delivery guarantee after a crash."""
 
     start: Annotated[StartAt, BeforeValidator(StartAt.of)] = StartAt.EARLIEST
-    """Where it begins if it is new."""
+    """Start position of a new subscription; an existing one continues at its cursor."""
 
     max_in_flight: int = Field(default=1, ge=1)
-    """Messages that one consumer may have in flight at the same time."""
+    """Messages that one consumer handles at the same time."""
 
     ack_timeout: float | None = Field(default=30.0, gt=0)
-    """Seconds after which a message in flight counts as failed; `None` for no limit."""
+    """Seconds after which an attempt is cancelled and counts as failed; `None` for no limit."""
 
     rate_limit: float | None = Field(default=None, gt=0)
-    """Deliveries per second, over all consumers."""
+    """Deliveries per second in this process, over all consumers."""
 
-    burst: int = Field(default=1, ge=1)
-    """Deliveries that may begin at once under `rate_limit` after a quiet time."""
-
-    retry: RetryTiers = RetryTiers()
-    """How often, and how patiently, a failed message is tried again."""
+    retry: RetryConfig | None = None
+    """When a failed message is retried; by default patiently if a service is down, and only twice
+    after an error of the message itself (`MESSAGE_ERRORS`)."""
 
     on_poison: Poison = Poison.DEAD_LETTER
-    """What becomes of a message that has failed for the last time."""
+    """What happens to a message whose last attempt failed."""
 
     park_key: bool = False
-    """After a dead letter, send later messages of its key there too; `KEY_SHARED` only."""
+    """Let later messages of its key wait for a dead letter, until that is replayed or discarded;
+    in `EXCLUSIVE` mode all messages wait."""
+
+    park_limit: int = Field(default=PARK_LIMIT, ge=1)
+    """Messages of one key that are parked at most; further ones are dead-lettered, too."""
 
     idempotent: bool = False
-    """Mark each message as handled, and never deliver a marked one again."""
+    """Remember each message that was handled, and never deliver it again, wherever it seeks."""
 
     key: Callable[[Record], str | None] | None = None
     """The key of a message, instead of the one in its record."""
 
-    require: AckLevel | None = None
-    """The least that the journal must promise; otherwise the start fails."""
+    require: Literal["memory", "os", "fsync", "quorum", "quorum_fsync"] | None = None
+    """What a commit of the journal must survive, else the start fails; as `require_ack`."""
 
-    lease_ttl: float = Field(default=5.0, gt=0)
-    """Seconds without a sign of life after which a standby takes over."""
-
-    flush_acks: int = Field(default=1000, ge=1)
-    """Acks after which the cursor is written."""
-
-    flush_interval: float = Field(default=5.0, gt=0)
-    """Seconds after which a cursor that has moved is written."""
-
-    flush_idle: float = Field(default=0.5, ge=0)
-    """Seconds without work after which a cursor that has moved is written."""
-
-    fetch_size: int = Field(default=100, ge=1)
-    """Messages that are read from the journal at a time."""
-
-    max_buffered: int = Field(default=1000, ge=1)
-    """Messages that are held in memory: ready, in flight, or waiting for a retry."""
-
-    max_ahead: int = Field(default=10_000, ge=1)
-    """Messages that may be read from the oldest one on that is not done; then it is waited for."""
-
-    loss_window: int = Field(default=100, ge=1)
-    """Messages that are passed at once, before the first is delivered; `AT_MOST_ONCE` only."""
-
-    watchdog: float = Field(default=0.5, gt=0)
-    """Seconds between looks for overdue acks, stalls and lag."""
+    tuning: SubscriptionTuning = SubscriptionTuning()
+    """Numbers that few have to change."""
 
     @model_validator(mode="after")
     def _check(self) -> SubscriptionConfig:
-        if self.park_key and self.mode is not Mode.KEY_SHARED:
-            message = "park_key=True needs mode=Mode.KEY_SHARED: other modes know no keys."
-            raise ValueError(message)
-        if self.delivery is Delivery.AT_MOST_ONCE and self.on_poison is Poison.BLOCK:
+        if self.park_key and self.mode is Mode.SHARED:
             message = (
-                "on_poison=Poison.BLOCK cannot hold a message that was passed before its "
+                "park_key=True keeps the order of a key behind a dead letter, and mode=Mode.SHARED "
+                "has no order. Choose Mode.KEY_SHARED or Mode.EXCLUSIVE, or leave park_key out."
+            )
+            raise ValueError(message)
+        if self.park_key and self.on_poison is not Poison.DEAD_LETTER:
+            message = (
+                f"park_key=True waits for a dead letter, and on_poison={self.on_poison.value!r} "
+                f"makes none. Choose Poison.DEAD_LETTER, or leave park_key out."
+            )
+            raise ValueError(message)
+        if self.is_at_most_once and self.on_poison is Poison.BLOCK:
+            message = (
+                "on_poison=Poison.BLOCK cannot hold a message that was acknowledged before its "
                 "delivery; choose DROP or DEAD_LETTER, or delivery=Delivery.AT_LEAST_ONCE."
             )
             raise ValueError(message)
@@ -148,5 +102,118 @@ class SubscriptionConfig(Options):
 
     @property
     def is_at_most_once(self) -> bool:
-        """Whether the cursor moves before the delivery."""
+        """Whether messages are acknowledged before they are delivered."""
         return self.delivery is Delivery.AT_MOST_ONCE
+
+
+def selection_of(
+    config: SubscriptionConfig,
+    *,
+    names: Collection[str] | None = None,
+    matches: Callable[[Record], bool] | None = None,
+    text: str = "",
+) -> Selection:
+    """Return which messages a subscription takes, and in which order.
+
+    Args:
+        config: Its options.
+        names: Wire names; `None` for all.
+        matches: Asked for each record that `names` lets through.
+        text: Describes `names` and `matches`: processes in which it differs do not mix.
+    """
+    order = _ORDERS[config.mode]
+    return Selection(
+        names=names,
+        matches=matches,
+        order=order,
+        partitions=config.tuning.partitions if order is Order.KEY else 1,
+        key=config.key,
+        parks=config.park_key,
+        keeps_done=config.idempotent,
+        # Two modes on one cursor would not see each other's claims.
+        text=f"{config.mode} {text}".strip(),
+    )
+
+
+@final
+class NoRetries:
+    """The retry rule of `AT_MOST_ONCE`: none, whatever has failed."""
+
+    in_process = 0.0
+
+    def pause(self, attempt: int, error: BaseException | None) -> None:
+        """Return that there is no further attempt."""
+        del attempt, error
+
+
+def make_loop(
+    journal: Journal,
+    name: str,
+    config: SubscriptionConfig,
+    selection: Selection,
+    deliver: Deliver,
+    *,
+    clock: Clock,
+    gate: AloneGate,
+    letter: Describe = describe,
+    handler: str = "",
+    record: Literal["all", "failures", "none"] = "all",
+) -> SubscriptionLoop[Any]:
+    """Make the loop that delivers a subscription in this process.
+
+    Args:
+        journal: Where its messages are.
+        name: Name of the subscription.
+        config: Its options.
+        selection: Which messages it takes; see `selection_of`.
+        deliver: Handles one message.
+        clock: Time.
+        gate: That of the membership.
+        letter: Describes a dead letter.
+        handler: Name of the handler; that of the subscription unless given.
+        record: Attempts that are recorded as deliveries.
+
+    Raises:
+        ConfigurationError: Its retries cannot be kept in the journal.
+    """
+    retry = config.retry or DURABLE_RETRY
+    require_storable(retry, f"Subscription {name!r}")
+    rules = DeliveryRules(
+        retry=NoRetries() if config.is_at_most_once else retry,
+        on_poison=config.on_poison,
+        ack_timeout=config.ack_timeout,
+        rate_limit=config.rate_limit,
+        burst=config.tuning.burst,
+        record=record,
+        is_once=config.is_at_most_once,
+    )
+    options: dict[str, Any] = {
+        "max_in_flight": config.max_in_flight,
+        "buffer": config.tuning.buffer,
+    }
+    if selection.order is Order.NONE:
+        if config.is_at_most_once:
+            deliver = _acknowledged_first(journal, deliver)
+        shared = SharedState(name, selection, clock, **options)
+        return SharedLoop(journal, shared, deliver, rules, gate, letter, handler=handler)
+    owned = PartitionedState(
+        name,
+        selection,
+        clock,
+        at_most_once=config.is_at_most_once,
+        park_limit=config.park_limit,
+        **options,
+    )
+    return PartitionedLoop(journal, owned, deliver, rules, gate, letter, handler=handler)
+
+
+def _acknowledged_first(journal: Journal, deliver: Deliver) -> Deliver:
+    """Drop the row of a claimed message before it is delivered, for `AT_MOST_ONCE`."""
+
+    async def drop_and_deliver(one: InFlight) -> Reply | None:
+        if one.row is not None:
+            await journal.commit([Drop(one.row)], one.member)
+            one.row, one.is_acked_first = None, True
+        return await deliver(one)
+
+    return drop_and_deliver

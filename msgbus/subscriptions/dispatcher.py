@@ -1,4 +1,4 @@
-"""Who gets the next message: the consumers of one subscription in this process."""
+"""`Dispatcher`: chooses a consumer for each message of one subscription in this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, final
 
 import anyio
 
-from msgbus.errors import ConfigurationError, Refusal
+from msgbus.errors import BusStateError, ConfigurationError, Refusal
 from msgbus.handlers.delivery import Mode
 from msgbus.runtime.event_loop import current_runtime
 from msgbus.telemetry.logging import log
@@ -18,57 +18,62 @@ if TYPE_CHECKING:
     from msgbus.journal.records import Record
     from msgbus.runtime.event_loop import Runtime
 
-Deliver: TypeAlias = "Callable[[Record, int], Awaitable[None]]"
-"""Handles a record; the number is that of the try, from 1. Returning is the ack.
-
-One with an attribute `is_eager` that is true is called in the order in which messages are
-handed out, whatever the order in which tasks get their turn; it gives its awaitable at once.
-"""
+Consume: TypeAlias = "Callable[[Record, int], Awaitable[None]]"
+"""Handles a record; the number is that of the attempt, from 1. Returning acknowledges it."""
 
 
 class Feed(Protocol):
     """What a reliable dispatcher needs of its engine."""
 
     def attach(self, dispatcher: Dispatcher) -> None:
-        """Give the engine its dispatcher."""
+        """Connect the engine with its dispatcher."""
         ...
 
-    def consumer_joined(self) -> None:
-        """There may be somebody to deliver to."""
-        ...
-
-    def consumer_left(self, consumer: Consumer) -> None:
-        """What it has in hand is to go to others, now."""
+    def consumers_changed(self) -> None:
+        """Take note that a consumer was added or removed."""
         ...
 
 
 @final
 class Consumer:
-    """One of those who share a subscription."""
+    """One of those that share a subscription."""
 
-    __slots__ = ("deliver", "handed", "in_hand", "is_eager", "limit", "name")
+    __slots__ = ("consume", "delivered", "in_flight", "limit", "name")
 
-    def __init__(self, name: str, deliver: Deliver, limit: int) -> None:
+    def __init__(self, name: str, consume: Consume, limit: int) -> None:
         self.name = name
-        self.deliver = deliver
-        self.is_eager = bool(getattr(deliver, "is_eager", False))
-        """Whether `deliver` is called as soon as a message is handed out."""
+        self.consume = consume
         self.limit = limit
-        self.in_hand = 0
-        """Messages it has and has not answered."""
-        self.handed = 0
-        """Messages it ever got."""
+        self.in_flight = 0
+        """Messages that it is handling."""
+        self.delivered = 0
+        """Messages that it ever got."""
 
     def __repr__(self) -> str:
-        return f"<Consumer {self.name} {self.in_hand}/{self.limit}>"
+        return f"<Consumer {self.name} {self.in_flight}/{self.limit}>"
+
+
+@final
+class _Assignment:
+    """One message, and the consumer that has it."""
+
+    __slots__ = ("changed", "consumer", "offset", "scope")
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self.consumer: Consumer | None = None
+        self.changed = anyio.Event()
+        """Set when it has a consumer."""
+        self.scope: anyio.CancelScope | None = None
+        """Cancels the attempt that is running."""
 
 
 @final
 class Dispatcher:
     """Chooses a consumer for each message.
 
-    Reliable ones are fed by an engine, from the journal. The others are fed by `dispatch`: it
-    fires and forgets, never waits for a slow consumer, and drops what nobody is free to take.
+    A reliable one is fed by an engine, from the journal. The others are fed by `dispatch`, which
+    returns at once: it never waits for a slow consumer, and drops what no consumer is free for.
     """
 
     def __init__(self, mode: Mode, engine: Feed | None = None) -> None:
@@ -76,116 +81,178 @@ class Dispatcher:
         self._engine = engine
         self._turns: deque[Consumer] = deque()
         self._consumers: dict[str, Consumer] = {}
+        self._assignments: list[_Assignment] = []
         self.dropped = 0
-        """Messages that nobody could take; unreliable dispatchers only."""
+        """Messages that no consumer was free for; without an engine only."""
         self.failed = 0
-        """Messages whose consumer raised; unreliable dispatchers only."""
+        """Messages whose consumer raised; without an engine only."""
         self.handled = 0
-        """Messages whose consumer is done with them; unreliable dispatchers only."""
+        """Messages that a consumer has handled; without an engine only."""
         self._runtime: Runtime | None = None
-        self._under_way = 0
+        self._running = 0
         self._settled: anyio.Event | None = None
         if engine is not None:
             engine.attach(self)
 
     @classmethod
     def reliable_exclusive(cls, engine: Feed) -> Dispatcher:
-        """One active consumer, in order; the next in line follows when it leaves."""
+        """Deliver to one consumer, in order; the next one takes over when it leaves."""
         return cls(Mode.EXCLUSIVE, engine)
 
     @classmethod
     def reliable_shared(cls, engine: Feed) -> Dispatcher:
-        """All consumers in turn."""
+        """Deliver to all consumers in turn."""
         return cls(Mode.SHARED, engine)
 
     @classmethod
     def reliable_key_shared(cls, engine: Feed) -> Dispatcher:
-        """All consumers in turn; one message of a key at a time."""
+        """Deliver to all consumers in turn; one message of a key at a time."""
         return cls(Mode.KEY_SHARED, engine)
 
     @classmethod
     def non_reliable_exclusive(cls) -> Dispatcher:
-        """The first consumer gets all that it is free to take; the rest is dropped."""
+        """Deliver to the first consumer whatever it is free for; drop the rest."""
         return cls(Mode.EXCLUSIVE)
 
     @classmethod
     def non_reliable_shared(cls) -> Dispatcher:
-        """Free consumers in turn; what comes when none is free is dropped."""
+        """Deliver to free consumers in turn; drop what comes when none is free."""
         return cls(Mode.SHARED)
 
-    # -- consumers -----------------------------------------------------------------------------
+    # -- consumers -------------------------------------------------------------------------------
 
     @property
     def consumers(self) -> tuple[Consumer, ...]:
-        """Those who are there, in the order they came."""
+        """All consumers, in the order in which they were added."""
         return tuple(self._consumers.values())
 
-    def add_consumer(self, name: str, deliver: Deliver, *, max_in_flight: int = 1) -> Consumer:
-        """Let one more take part.
+    def add_consumer(self, name: str, consume: Consume, *, max_in_flight: int = 1) -> Consumer:
+        """Add a consumer, also while messages are delivered.
+
+        Args:
+            name: Its name.
+            consume: Handles a record.
+            max_in_flight: Messages that it handles at the same time.
 
         Raises:
-            ConfigurationError: One of this name takes part already.
+            ConfigurationError: There is one of this name.
         """
         if name in self._consumers:
             message = f"There is already a consumer {name!r}; give each its own name."
             raise ConfigurationError(message)
-        consumer = Consumer(name, deliver, max_in_flight)
+        consumer = Consumer(name, consume, max_in_flight)
         self._consumers[name] = consumer
         self._turns.append(consumer)
         if self._engine is not None:
-            self._engine.consumer_joined()
+            self._engine.consumers_changed()
+        self._assign()
         return consumer
 
     def remove_consumer(self, name: str) -> bool:
-        """Let one go; what it has in hand goes to the others at once. Whether it was there.
+        """Remove a consumer; return whether it was there.
 
-        Without an engine it finishes what it has in hand.
+        Its handler is cancelled, and what it has in flight goes to the others at once. Without an
+        engine it finishes what it has.
         """
         consumer = self._consumers.pop(name, None)
         if consumer is None:
             return False
         self._turns.remove(consumer)
         if self._engine is not None:
-            self._engine.consumer_left(consumer)
+            left = [one for one in self._assignments if one.consumer is consumer]
+            for one in left:
+                one.consumer, one.changed = None, anyio.Event()
+            self._engine.consumers_changed()
+            self._assign()  # in order, before any of their tasks goes on
+            for one in left:
+                if one.scope is not None:
+                    one.scope.cancel()
         return True
 
-    # -- the choice ----------------------------------------------------------------------------
+    @property
+    def capacity(self) -> int:
+        """Messages that can be in flight at the same time."""
+        return sum(consumer.limit for consumer in self._active())
 
-    def _takers(self) -> list[Consumer]:
-        """Those who may get something: in exclusive mode the first only."""
+    def _active(self) -> list[Consumer]:
+        """Return those that may get messages: in exclusive mode the first only."""
         return list(self._turns)[: 1 if self.mode is Mode.EXCLUSIVE else None]
 
-    @property
-    def places(self) -> int:
-        """Messages that can be in hand at the same time."""
-        return sum(consumer.limit for consumer in self._takers())
-
-    @property
-    def free(self) -> int:
-        """Messages that could be taken now."""
-        return sum(max(consumer.limit - consumer.in_hand, 0) for consumer in self._takers())
-
     def choose(self) -> Consumer | None:
-        """Whose turn it is, of those who are free; it has the message in hand from now on."""
+        """Return a free consumer, those in turn, and count the message as in flight there."""
         turns = self._turns
-        places = min(len(turns), 1) if self.mode is Mode.EXCLUSIVE else len(turns)
-        for _ in range(places):
+        for _ in self._active():
             consumer = turns[0]
             if self.mode is not Mode.EXCLUSIVE:
                 turns.rotate(-1)
-            if consumer.in_hand < consumer.limit:
-                consumer.in_hand += 1
-                consumer.handed += 1
+            if consumer.in_flight < consumer.limit:
+                consumer.in_flight += 1
+                consumer.delivered += 1
                 return consumer
         return None
 
-    # -- without an engine ---------------------------------------------------------------------
+    # -- with an engine --------------------------------------------------------------------------
+
+    async def deliver(
+        self,
+        record: Record,
+        attempt: int,
+        run: Callable[[Consumer], Awaitable[None]],
+        *,
+        once: bool,
+    ) -> None:
+        """Deliver a message to a free consumer; to another one if that is removed meanwhile.
+
+        Args:
+            record: The message.
+            attempt: Number of the attempt.
+            run: Lets a consumer handle it.
+            once: Deliver it to one consumer only.
+
+        Raises:
+            BusStateError: The consumer was removed, and it is to be delivered once.
+        """
+        one = _Assignment(record.offset)
+        self._assignments.append(one)
+        self._assign()
+        try:
+            while True:
+                await one.changed.wait()
+                consumer = one.consumer
+                if consumer is None:
+                    continue
+                with anyio.CancelScope() as one.scope:
+                    await run(consumer)
+                    return
+                consumer.in_flight -= 1
+                if once:
+                    message = (
+                        f"Consumer {consumer.name!r} was removed in attempt {attempt} at "
+                        f"{record.name} {record.message_id}, which is delivered at most once."
+                    )
+                    raise BusStateError(message)
+        finally:
+            self._assignments.remove(one)
+            if one.consumer is not None:
+                one.consumer.in_flight -= 1
+            self._assign()
+
+    def _assign(self) -> None:
+        """Give waiting messages to free consumers, the oldest message first."""
+        waiting = [one for one in self._assignments if one.consumer is None]
+        for one in sorted(waiting, key=lambda each: each.offset):
+            one.consumer = self.choose()
+            if one.consumer is None:
+                return
+            one.changed.set()
+
+    # -- without an engine -----------------------------------------------------------------------
 
     async def dispatch(self, record: Record) -> bool:
-        """Hand a message to a free consumer and return; whether there was one.
+        """Give a message to a free consumer and return; tell whether there was one.
 
-        It does not wait for the consumer. Nothing is kept: if nobody is free, or the consumer
-        fails, the message is gone, and counted.
+        It does not wait for the consumer. Nothing is kept: if no consumer is free, or it fails,
+        the message is lost, and counted.
 
         Raises:
             ConfigurationError: This dispatcher is fed by an engine.
@@ -196,31 +263,21 @@ class Dispatcher:
         self._runtime = runtime = current_runtime(self._runtime)
         consumer = self.choose()
         if consumer is None:
-            # Those who were just handed something, and need not wait for anything, finish it
-            # now. Twice, as trio gives turns in any order.
+            # Consumers that just got something, and wait for nothing, finish it now. Twice, as
+            # trio gives turns in any order.
             for _ in range(2):
                 await runtime.checkpoint()
             consumer = self.choose()
         if consumer is None:
             self.dropped += 1
             return False
-        self._under_way += 1
-        begun: Awaitable[None] | None = None
-        if consumer.is_eager:
-            try:
-                begun = consumer.deliver(record, 1)
-            except Exception as error:
-                self._count_failure(consumer, record, error)
-                self._end(consumer)
-                return True
-        runtime.spawn(self._deliver, consumer, record, begun, name=f"msgbus {consumer.name}")
+        self._running += 1
+        runtime.spawn(self._run, consumer, record, name=f"msgbus {consumer.name}")
         return True
 
-    async def _deliver(
-        self, consumer: Consumer, record: Record, begun: Awaitable[None] | None
-    ) -> None:
+    async def _run(self, consumer: Consumer, record: Record) -> None:
         try:
-            await (begun or consumer.deliver(record, 1))
+            await consumer.consume(record, 1)
             self.handled += 1
         except Refusal:
             self.handled += 1
@@ -231,14 +288,11 @@ class Dispatcher:
                 raise
             self._count_failure(consumer, record, error)  # cancelled by its own doing
         finally:
-            self._end(consumer)
-
-    def _end(self, consumer: Consumer) -> None:
-        consumer.in_hand -= 1
-        self._under_way -= 1
-        if self._settled is not None and not self._under_way:
-            self._settled.set()
-            self._settled = None
+            consumer.in_flight -= 1
+            self._running -= 1
+            if self._settled is not None and not self._running:
+                self._settled.set()
+                self._settled = None
 
     def _count_failure(self, consumer: Consumer, record: Record, error: BaseException) -> None:
         self.failed += 1
@@ -255,8 +309,8 @@ class Dispatcher:
         )
 
     async def settled(self) -> None:
-        """Return once the consumers are done with all that `dispatch` has handed out."""
-        while self._under_way:
+        """Return once consumers have handled all that `dispatch` gave them."""
+        while self._running:
             if self._settled is None:
                 self._settled = anyio.Event()
             await self._settled.wait()

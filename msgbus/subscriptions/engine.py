@@ -1,54 +1,68 @@
-"""`SubscriptionEngine`: one durable subscription at work, from lease to last flush."""
+"""`SubscriptionEngine` and `DurableSubscription`: subscriptions on a journal, without a bus."""
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, final
+from collections.abc import Callable, Collection, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self, final
+from weakref import WeakValueDictionary
 
 import anyio
-from uuid_utils import uuid7
 
-from msgbus.errors import BusStateError, ConfigurationError, SettleTimeoutError
+from msgbus.errors import (
+    BusStateError,
+    ConfigurationError,
+    HandlerTimeoutError,
+    SettleTimeoutError,
+)
 from msgbus.handlers.delivery import StartAt
 from msgbus.journal.records import Record
+from msgbus.messages.topics.pattern import TopicPattern
 from msgbus.runtime.clock import Clock, SystemClock
-from msgbus.subscriptions.config import SubscriptionConfig
-from msgbus.subscriptions.desk import Desk
-from msgbus.subscriptions.dispatcher import Consumer, Dispatcher
-from msgbus.subscriptions.ledger import Ledger, OnDeadLetter, Source
-from msgbus.subscriptions.office import Office
-from msgbus.subscriptions.progress import Progress, Standing
-from msgbus.subscriptions.pump import Pump
-from msgbus.subscriptions.tenure import Tenure
-from msgbus.subscriptions.watchdog import Watchdog
+from msgbus.runtime.event_loop import current_runtime
+from msgbus.runtime.timeouts import time_limit
+from msgbus.subscriptions.config import SubscriptionConfig, make_loop, selection_of
+from msgbus.subscriptions.dispatcher import Consume, Consumer, Dispatcher
+from msgbus.subscriptions.figures import acked_of
+from msgbus.subscriptions.members import Membership
+from msgbus.subscriptions.progress import (
+    Progress,
+    Standing,
+    progress_now,
+    standing_of,
+    start_offset,
+)
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
-    from msgbus.journal.port import Journal
-
-
-@final
-class _Waiter:
-    """Somebody who waits for a place to be reached."""
-
-    def __init__(self, target: int) -> None:
-        self.target = target
-        self.event = anyio.Event()
-        self.is_reached = False
-
-    def reach(self) -> None:
-        self.is_reached = True
-        self.event.set()
+    from msgbus.journal.ports import Journal
+    from msgbus.journal.records import Selection
+    from msgbus.subscriptions.in_flight import InFlight
+    from msgbus.subscriptions.loop import SubscriptionLoop
+    from msgbus.subscriptions.rules import OnDeadLetter
 
 
 @final
 class SubscriptionEngine:
-    """Reads a journal from a cursor on, and delivers through a `Dispatcher`.
+    """One durable subscription in this process.
 
-    One engine of a name is active at a time, over all processes on one journal; the others
-    stand by. Make it, give it a dispatcher, add consumers, start it, close it.
+    Make it, make its dispatcher, add consumers, start it, close it. The dispatcher says the mode.
+    Engines on one journal object share a membership; it takes one of each name.
+
+    Args:
+        journal: Where its messages are.
+        name: Name of the subscription.
+        config: Its options.
+        topic: Only messages whose topic fits this pattern.
+        names: Only messages of these wire names.
+        matches: Only records for which this returns true.
+        text: Describes `matches`: processes in which it differs do not mix.
+        clock: Time.
+        ttl: Seconds without a renewal after which other processes take over.
+        process: Identity of this process, for the others.
+        on_stall: Called with the progress when messages were found that nobody had begun.
+        on_dead_letter: Returns operations for the commit that writes a dead letter: it gets the
+            record, the error and the number of attempts. If it raises, it is called again later.
     """
 
     def __init__(
@@ -60,315 +74,298 @@ class SubscriptionEngine:
         topic: str | None = None,
         names: Collection[str] | None = None,
         matches: Callable[[Record], bool] | None = None,
-        target: str = "",
+        text: str = "",
         clock: Clock | None = None,
+        ttl: float = 5.0,
+        process: str | None = None,
         on_stall: Callable[[Progress], object] | None = None,
         on_dead_letter: OnDeadLetter | None = None,
-        chance: Callable[[], float] = random.random,
     ) -> None:
         self.name = name
         self.config = config or SubscriptionConfig()
         self._journal = journal
+        self._names = names
+        self._matches = _matching(topic, matches)
+        described = [topic or "", " ".join(sorted(names or ())), text]
+        self._text = " ".join(part for part in described if part)
         self._clock = clock or SystemClock()
-        self._source = Source(topic, names, matches, target)
+        self._membership = membership_of(journal, self._clock, ttl, process)
         self._on_stall = on_stall
         self._on_dead_letter = on_dead_letter
-        self._chance = chance
-        holder = f"{os.getpid()}-{uuid7()}"
-        ttl = self.config.lease_ttl
-        self._tenure = Tenure(journal, name, holder, self._clock, ttl, self._lease_lost)
-        self._waiters: list[_Waiter] = []
-        self._seeks: list[_Waiter] = []
-        self._desk: Desk | None = None
-        self._office: Office | None = None
+        self._dispatcher: Dispatcher | None = None
+        self._loop: SubscriptionLoop[Any] | None = None
+        self._is_started = False
+        self._is_paused = False
+        self._is_closed = False
+        self._waits: list[anyio.CancelScope] = []
 
     def __repr__(self) -> str:
         return f"<SubscriptionEngine {self.name} {self.standing}>"
 
-    # -- the dispatcher's side -----------------------------------------------------------------
+    # -- the dispatcher --------------------------------------------------------------------------
 
     def attach(self, dispatcher: Dispatcher) -> None:
-        """Give it its dispatcher; `Dispatcher.reliable_...(engine)` does this.
+        """Connect it with its dispatcher; `Dispatcher.reliable_...(engine)` does this.
 
         Raises:
-            ConfigurationError: It has one.
+            ConfigurationError: It has one, or its retries cannot be kept in the journal.
         """
-        if self._desk is not None:
+        if self._dispatcher is not None:
             message = f"Subscription {self.name!r} has a dispatcher already; it takes only one."
             raise ConfigurationError(message)
-        self._desk = Desk(self.config, dispatcher, self._clock, self.wake)
-        ledger = Ledger(
+        self.config = self.config.model_copy(update={"mode": dispatcher.mode})
+        selection = selection_of(
+            self.config, names=self._names, matches=self._matches, text=self._text
+        )
+        self._loop = make_loop(
             self._journal,
             self.name,
-            self._desk,
-            self._tenure,
-            self._clock,
-            self._source,
-            self._on_dead_letter,
+            self.config,
+            selection,
+            self._deliver,
+            clock=self._clock,
+            gate=self._membership.gate,
         )
-        self._pump = Pump(self.name, self._desk, ledger, self._clock, self._chance)
-        self._watchdog = Watchdog(self._journal, self._desk, ledger, self._clock, self._stalled)
-        self._office = Office(
-            self.name,
-            self._journal,
-            self._clock,
-            self._desk,
-            self._pump,
-            self._watchdog,
-            self._tenure,
-            self._tell,
-            self._stopped,
-        )
+        self._dispatcher = dispatcher
+        self._loop.on_stall = self._stalled
+        self._loop.on_dead_letter = self._on_dead_letter
+        self._loop.is_paused = True  # until there is a consumer
+
+    def consumers_changed(self) -> None:
+        """Deliver as much at the same time as the consumers can handle."""
+        loop, capacity = self._require_loop(), self.dispatcher.capacity
+        if capacity:
+            loop.state.resize(capacity)
+        self._steer(loop)
 
     @property
-    def desk(self) -> Desk:
-        """All that it knows.
+    def dispatcher(self) -> Dispatcher:
+        """Its dispatcher.
 
         Raises:
-            ConfigurationError: It has no dispatcher yet.
+            ConfigurationError: It has none yet.
         """
-        if self._desk is None:
+        self._require_loop()
+        assert self._dispatcher is not None  # noqa: S101 (attached with the loop)
+        return self._dispatcher
+
+    def _require_loop(self) -> SubscriptionLoop[Any]:
+        if self._loop is None:
             message = (
                 f"Subscription {self.name!r} has no dispatcher. Make one with "
                 f"Dispatcher.reliable_exclusive(engine) or another mode."
             )
             raise ConfigurationError(message)
-        return self._desk
+        return self._loop
 
-    def consumer_joined(self) -> None:
-        """There may be somebody to deliver to."""
-        self.wake()
+    async def _deliver(self, one: InFlight) -> None:
+        async def run(consumer: Consumer) -> None:
+            await self._run(consumer, one)
 
-    def consumer_left(self, consumer: Consumer) -> None:
-        """What it has in hand goes to others, now."""
-        for entry in self.desk.window.held_by(consumer):
-            if entry.runner is not None:
-                entry.runner.task.cancel()
-                entry.runner = None
-        self.desk.consumer_left(consumer)
+        once = self.config.is_at_most_once
+        await self.dispatcher.deliver(one.record, one.attempt, run, once=once)
 
-    def wake(self) -> None:
-        """Let it look at once whether there is something to do."""
-        if self._office is not None:
-            self._office.wake()
+    async def _run(self, consumer: Consumer, one: InFlight) -> None:
+        """Let a consumer handle a message within `ack_timeout`."""
+        seconds = self.config.ack_timeout
+        try:
+            with time_limit(seconds, self._clock):
+                await consumer.consume(one.record, one.attempt)
+                return
+        except Exception:
+            raise
+        except BaseException as error:
+            if current_runtime().is_ending(error):
+                raise
+            message = f"{consumer.name} was cancelled by what it called, not by the engine."
+            raise RuntimeError(message) from error
+        raise HandlerTimeoutError(handler=consumer.name, message_type=Record, seconds=seconds or 0)
 
-    # -- life ----------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take the lease, write the first cursor, and begin to deliver; or stand by.
+        """Join the journal and begin to deliver, or stand by.
 
         Raises:
-            ConfigurationError: No dispatcher, or the journal promises less than `require`.
+            ConfigurationError: No dispatcher, the journal promises less than `require`, the start
+                is beyond its head, or this journal object has one of its name.
             BusStateError: It was started before.
-            CursorError: How far it came cannot be read. It never guesses.
+            CursorError: Its cursor cannot be read.
         """
-        desk, office = self.desk, self._own_office()
-        if office.is_started or office.is_ended:
+        loop = self._require_loop()
+        if self._is_started or self._is_closed:
             message = f"Subscription {self.name!r} was started before; make a new engine."
             raise BusStateError(message)
-        self._check_level()
-        first = await self.resolve(self.config.start)
-        desk.head = self._watchdog.head = await self._journal.head()
-        await office.start(first)
-
-    def _own_office(self) -> Office:
-        assert self._office is not None  # noqa: S101 (made with the desk)
-        return self._office
+        wanted, promises = self.config.require, self._journal.promises
+        if wanted is not None and not promises.meets(wanted):
+            message = (
+                f"Subscription {self.name!r} requires {wanted!r}, but its journal promises only "
+                f"{promises.level!r}. Use another journal, or require less."
+            )
+            raise ConfigurationError(message)
+        start = await start_offset(self._journal, self.config.start)
+        if self.name in self._membership.names:
+            message = (
+                f"Subscription {self.name!r} is delivered through this journal object already. "
+                f"Give it another name, or open the journal a second time."
+            )
+            raise ConfigurationError(message)
+        self._is_started = True
+        self._membership.add(loop, start)
+        try:
+            await self._membership.start()
+        except BaseException:
+            self.abort()
+            raise
 
     async def close(self, timeout: float | None = 30.0) -> int:
-        """Hand out nothing more, wait for what is in hand, write the cursor, free the lease.
+        """Hand out nothing more, wait for what is in flight, and leave the rest to others.
 
         Returns:
-            Messages that were still in hand after `timeout`; they are delivered again.
+            Deliveries that were still in flight after `timeout`; others repeat them.
         """
-        self.desk  # noqa: B018 (raises if there is none)
-        return await self._own_office().close(timeout)
+        loop = self._require_loop()
+        if self._is_closed or not self._is_started:
+            self._is_closed = True
+            return 0
+        left = await self._membership.exclude(loop, timeout)
+        if not self._membership.names:
+            await self._membership.stop()
+        self._closed()
+        return left
+
+    def _closed(self) -> None:
+        self._is_closed = True
+        for scope in self._waits:
+            scope.cancel()
 
     def abort(self) -> None:
         """End at once and write nothing, as a crash would."""
-        if self._office is not None:
-            self._office.abort()
+        if self._is_started and not self._is_closed:
+            self._membership.forget(self._require_loop())
+        self._closed()
 
-    async def resolve(self, start: StartAt) -> int:
-        """The offset behind which `start` begins."""
-        return await first_offset(self._journal, start) - 1
-
-    def _check_level(self) -> None:
-        wanted = self.config.require
-        if wanted is not None and self._journal.level < wanted:
-            message = (
-                f"Subscription {self.name!r} requires {wanted.name}, but its journal promises "
-                f"only {self._journal.level.name}. Use another journal, or require less."
-            )
-            raise ConfigurationError(message)
-
-    # -- steering ------------------------------------------------------------------------------
+    # -- steering --------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Hand out nothing more for now; what is in hand is finished."""
-        self.desk.is_paused = True
+        """Begin no further delivery; what is in flight is finished."""
+        self._is_paused = True
+        self._steer(self._require_loop())
 
     def resume(self) -> None:
-        """Go on after `pause`; try the message that `Poison.BLOCK` holds once more.
+        """Go on after `pause`; repeat the message at which it is blocked; let parked keys go."""
+        self._is_paused = False
+        loop = self._require_loop()
+        loop.resume()
+        self._steer(loop)
 
-        Parked keys are let go, until the next dead letter, or the next start if theirs is
-        still there.
-        """
-        self.desk.is_paused = False
-        self.desk.unblock()
-        self._pump.parking.clear()
-        self.wake()
+    def _steer(self, loop: SubscriptionLoop[Any]) -> None:
+        if self._is_paused or not self.dispatcher.consumers:
+            loop.pause()
+        else:
+            loop.is_paused = False
+            loop.look()
 
     async def seek(self, start: StartAt | int) -> None:
-        """Go on at another place, back or forth, once what is in hand is finished.
+        """Continue at another position, back or forth, in every process.
 
-        An `idempotent` subscription does not repeat what it has marked, wherever it seeks.
+        Handlers of messages behind that position are cancelled, as those are delivered again. An
+        `idempotent` subscription does not repeat what it has handled.
 
         Raises:
-            BusStateError: It is not active here, or ended meanwhile.
+            BusStateError: It is not started, or closed.
         """
-        if self.standing in {Standing.NEW, Standing.STANDBY, Standing.CLOSED}:
-            message = (
-                f"Subscription {self.name!r} is {self.standing} here; seek where it is active."
-            )
-            raise BusStateError(message)
-        offset = await self.resolve(StartAt.of(start))
-        waiter = _Waiter(min(offset, await self._journal.head()))
-        self._seeks.append(waiter)
-        self.desk.seek_to = waiter.target
-        self.wake()
-        await self._wait_for(waiter, None)
-        if not waiter.is_reached:
-            raise self._not_reached()
+        self._require_running()
+        offset = await start_offset(self._journal, StartAt.of(start))
+        self._require_running()
+        self._require_loop().blocked_at = None
+        await self._membership.seek(self.name, offset)
 
     async def caught_up(self, offset: int | None = None, timeout: float | None = None) -> int:
-        """Return when everything up to `offset` is done and the journal knows it.
+        """Return when everything up to `offset` is done and written, in whichever process.
 
-        Without `offset`: up to the head as it is now. A message that waits in the schedule for
-        another try counts as passed. Gives the offset.
+        A message that waits for a retry in the journal counts as done until it is due.
+
+        Args:
+            offset: By default the head as it is now.
+            timeout: Seconds.
+
+        Returns:
+            The offset.
 
         Raises:
             SettleTimeoutError: It took longer than `timeout`.
-            BusStateError: It ended meanwhile.
+            BusStateError: It is not started, or was closed meanwhile.
         """
-        target = await self._journal.head() if offset is None else offset
-        waiter = _Waiter(target)
-        self._waiters.append(waiter)
-        self.desk.waiters.append(target)
-        self.wake()
-        try:
-            await self._wait_for(waiter, timeout)
-        finally:
-            self._waiters.remove(waiter)
-            self.desk.waiters.remove(target)
-        if waiter.is_reached:
-            return target
-        if waiter.event.is_set():
-            raise self._not_reached()
-        raise SettleTimeoutError([self.name], seconds=timeout or 0.0)
+        loop = self._require_loop()
+        self._require_running()
+        upto = await self._journal.head() if offset is None else offset
+        with time_limit(timeout, self._clock), self._until_closed():
+            await self._membership.caught_up(loop, upto)
+            return upto
+        self._require_running()
+        busy = f"{self.name} at offset {self.last_acked} of {upto}"
+        raise SettleTimeoutError([busy], seconds=timeout or 0.0)
 
-    async def _wait_for(self, waiter: _Waiter, timeout: float | None) -> None:
-        if self.standing is Standing.CLOSED:
-            raise self._not_reached()
-        if timeout is None:
-            await waiter.event.wait()
-            return
-        with self._clock.cancel_after(timeout):
-            await waiter.event.wait()
+    @contextmanager
+    def _until_closed(self) -> Generator[None]:
+        """Cancel what is in the block when the subscription is closed."""
+        with anyio.CancelScope() as scope:
+            self._waits.append(scope)
+            try:
+                yield
+            finally:
+                self._waits.remove(scope)
 
-    def _not_reached(self) -> BusStateError:
-        message = (
-            f"Subscription {self.name!r} is {self.standing} here now, at offset "
-            f"{self.last_acked}; what was waited for has not come to pass."
-        )
-        return BusStateError(message)
+    def _require_running(self) -> None:
+        if not self.is_running:
+            message = (
+                f"Subscription {self.name!r} is {self.standing} here, at offset "
+                f"{self.last_acked}; this is possible while it runs."
+            )
+            raise BusStateError(message)
 
-    # -- questions -----------------------------------------------------------------------------
+    # -- questions -------------------------------------------------------------------------------
 
     @property
     def standing(self) -> Standing:
-        """What it is doing."""
-        if self._office is None or self._desk is None:
-            return Standing.NEW
-        if self._office.is_ended:
+        """State of the subscription in this process."""
+        if self._loop is None or not self._is_started:
+            return Standing.CLOSED if self._is_closed else Standing.NEW
+        if self._is_closed:
             return Standing.CLOSED
-        if not self._office.is_started:
-            return Standing.NEW
-        if self._tenure.lease is None:
-            return Standing.STANDBY
-        if self._desk.blocked is not None:
-            return Standing.BLOCKED
-        return Standing.PAUSED if self._desk.is_paused else Standing.ACTIVE
+        standing = standing_of(self._loop)
+        if standing is Standing.PAUSED and not self._is_paused:
+            return Standing.ACTIVE  # it waits for a consumer
+        return standing
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
-        return self._office is not None and self._office.is_started and not self._office.is_ended
+        """Whether it was started and is not closed."""
+        return self._is_started and not self._is_closed
 
     @property
     def last_acked(self) -> int:
-        """Everything up to this offset is done."""
-        return self.desk.cursor.position
+        """Everything up to this offset is done here, dead-lettered, or waits in the journal."""
+        loop = self._require_loop()
+        return acked_of(loop.state, loop.figures.cursors)[0]
+
+    @property
+    def selection(self) -> Selection:
+        """Which messages it takes, and in which order."""
+        selection: Selection = self._require_loop().state.selection
+        return selection
 
     @property
     def lag(self) -> int:
         """Offsets between `last_acked` and the head; with or without consumers."""
-        return max(self._watchdog.head - self.last_acked, self.desk.head - self.last_acked, 0)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of its lease; 0 if it stands by."""
-        return self._tenure.epoch
+        head: int = self._require_loop().state.head
+        return max(head - self.last_acked, 0)
 
     def progress(self) -> Progress:
-        """How it stands; what concerns the journal is at most a watchdog's beat old."""
-        desk = self.desk
-        return Progress(
-            name=self.name,
-            standing=self.standing,
-            owner=self._tenure.owner if self.standing is Standing.STANDBY else None,
-            last_acked=desk.cursor.position,
-            persisted=desk.cursor.persisted,
-            head=max(self._watchdog.head, desk.head),
-            lag=self.lag,
-            oldest_unacked_age=self._watchdog.oldest_age(),
-            in_flight=len(desk.window.in_flight),
-            buffered=len(desk.window),
-            waiting=len(desk.window.waiting),
-            shelved=desk.window.shelved,
-            scheduled=self._pump.scheduled,
-            consumers=len(desk.dispatcher.consumers),
-            parked_keys=len(self._pump.parking),
-            blocked_at=None if desk.blocked is None else desk.blocked.offset,
-            is_recovering=desk.is_recovering,
-            counts=desk.counts,
-            last_error=self._own_office().last_error,
-        )
-
-    # -- what its parts tell it ----------------------------------------------------------------
-
-    def _tell(self, persisted: int) -> None:
-        """The journal knows that everything up to here is done."""
-        for waiter in self._waiters:
-            if waiter.target <= persisted:
-                waiter.reach()
-        if self.desk.seek_to is None:
-            for waiter in self._seeks:
-                waiter.reach()
-            self._seeks.clear()
-
-    def _stopped(self) -> None:
-        """It has ended here, or another engine has taken over."""
-        self.desk.seek_to = None
-        for waiter in self._seeks:
-            waiter.event.set()
-        self._seeks.clear()
-        if self.standing is Standing.CLOSED:
-            for waiter in self._waiters:
-                waiter.event.set()
-
-    def _lease_lost(self) -> None:
-        self._own_office().lease_lost()
+        """Return how it stands, as far as this process knows; no I/O."""
+        consumers = len(self.dispatcher.consumers)
+        return progress_now(self._require_loop(), consumers=consumers, standing=self.standing)
 
     def _stalled(self) -> None:
         progress = self.progress()
@@ -382,12 +379,105 @@ class SubscriptionEngine:
             self._on_stall(progress)
 
 
-async def first_offset(journal: Journal, start: StartAt) -> int:
-    """The offset of the first message that `start` means, whether it is there yet or not."""
-    if start.is_latest:
-        return await journal.head() + 1
-    if start.time is not None:
-        return await journal.offset_at(start.time)
-    if start.offset is not None:
-        return max(start.offset, 1)
-    return await journal.first()
+def membership_of(
+    journal: Journal, clock: Clock, ttl: float, process: str | None = None
+) -> Membership:
+    """Return the membership that all engines on a journal object share."""
+    found = _memberships.get(id(journal))
+    if found is None:
+        found = Membership(journal, clock, ttl=ttl, process=process)
+        _memberships[id(journal)] = found
+    return found
+
+
+_memberships: WeakValueDictionary[int, Membership] = WeakValueDictionary()
+"""By the id of the journal, which lives as long as its membership."""
+
+
+def _matching(
+    topic: str | None, matches: Callable[[Record], bool] | None
+) -> Callable[[Record], bool] | None:
+    """Join a pattern of topics and a predicate."""
+    if topic is None:
+        return matches
+    fits = TopicPattern(topic).matches
+    if matches is None:
+        return lambda record: fits(record.topic)
+    return lambda record: fits(record.topic) and matches(record)
+
+
+@final
+class DurableSubscription:
+    """An engine, its dispatcher and one or more consumers.
+
+    Args:
+        journal: Where its messages are.
+        name: Name of the subscription, and of its first consumer.
+        consume: Handles one record; returning acknowledges it, raising is a failed attempt.
+        config: Its options.
+        options: As for `SubscriptionEngine`.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        name: str,
+        consume: Consume,
+        config: SubscriptionConfig | None = None,
+        **options: Any,
+    ) -> None:
+        self.engine = SubscriptionEngine(journal, name, config, **options)
+        self.dispatcher = Dispatcher(self.engine.config.mode, self.engine)
+        self.add_consumer(name, consume)
+
+    @property
+    def name(self) -> str:
+        """Name of the subscription."""
+        return self.engine.name
+
+    def add_consumer(self, name: str, consume: Consume) -> None:
+        """Add a consumer, which handles `max_in_flight` messages at the same time."""
+        limit = self.engine.config.max_in_flight
+        self.dispatcher.add_consumer(name, consume, max_in_flight=limit)
+
+    def remove_consumer(self, name: str) -> bool:
+        """Remove a consumer; what it has in flight goes to the others at once."""
+        return self.dispatcher.remove_consumer(name)
+
+    async def start(self) -> None:
+        """Begin to deliver; see `SubscriptionEngine.start`."""
+        await self.engine.start()
+
+    async def close(self, timeout: float | None = 30.0) -> int:
+        """Stop to deliver; see `SubscriptionEngine.close`."""
+        return await self.engine.close(timeout)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def pause(self) -> None:
+        """Begin no further delivery; what is in flight is finished."""
+        self.engine.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`; repeat the message at which it is blocked; let parked keys go."""
+        self.engine.resume()
+
+    async def seek(self, start: StartAt | int) -> None:
+        """Continue at another position; see `SubscriptionEngine.seek`."""
+        await self.engine.seek(start)
+
+    async def caught_up(self, offset: int | None = None, timeout: float | None = None) -> int:
+        """Return when everything up to `offset` is done; see `SubscriptionEngine.caught_up`."""
+        return await self.engine.caught_up(offset, timeout)
+
+    def progress(self) -> Progress:
+        """Return how it stands."""
+        return self.engine.progress()
+
+    def __repr__(self) -> str:
+        return f"<DurableSubscription {self.name} {self.engine.standing}>"

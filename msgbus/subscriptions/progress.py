@@ -1,79 +1,67 @@
-"""What a subscription has done so far."""
+"""How far a subscription has come: in this process, and over all processes.
+
+`progress_now` reads the memory of this process; everything else here reads the journal.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import final
+from typing import TYPE_CHECKING, Any, Final, final
+
+from msgbus.errors import ConfigurationError, SettleTimeoutError
+from msgbus.journal.records import Cursor, Kind, Pending, Record, Selection, State
+from msgbus.runtime.timeouts import time_limit
+from msgbus.subscriptions.figures import acked_of
+from msgbus.subscriptions.loop import SubscriptionLoop
+from msgbus.subscriptions.loops import PartitionedLoop
+from msgbus.subscriptions.state import DeliveryCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from msgbus.handlers.delivery import StartAt
+    from msgbus.journal.ports import Journal
+    from msgbus.runtime.clock import Clock
+
+_OPEN: Final = (State.WAITING, State.CLAIMED)
 
 
 class Standing(StrEnum):
-    """What a subscription is doing in this process."""
+    """State of a subscription in this process."""
 
     NEW = "new"
     """It has not been started."""
 
     STANDBY = "standby"
-    """Another process works on it; this one follows if that one ends."""
+    """Other processes deliver it; this one takes over when they end."""
 
     ACTIVE = "active"
     """It delivers."""
 
     PAUSED = "paused"
-    """It was told to pause."""
+    """It begins no further delivery until `resume`."""
 
     BLOCKED = "blocked"
-    """It stands at a message that has failed for the last time."""
+    """It has stopped at a message whose last attempt failed, until `resume` or `seek`."""
 
     CLOSED = "closed"
     """It has ended."""
 
 
 @final
-@dataclass(slots=True)
-class Counts:
-    """What happened since the start; only grows."""
-
-    delivered: int = 0
-    """Tries that were begun."""
-    acked: int = 0
-    """Messages that were handled."""
-    refused: int = 0
-    """Of these, those whose handler raised a `Refusal`."""
-    skipped: int = 0
-    """Messages that were marked as handled already, and not delivered again."""
-    failed: int = 0
-    """Tries that ended in an error, time-outs included."""
-    timed_out: int = 0
-    """Tries that were not answered in time."""
-    late_acks: int = 0
-    """Answers that came after their time, and were accepted."""
-    redelivered: int = 0
-    """Tries that were not a message's first in this process."""
-    dead_lettered: int = 0
-    dropped: int = 0
-    """Messages given up by `on_poison=Poison.DROP`."""
-    stalls: int = 0
-    """Times that the watchdog found work that nobody did."""
-    flushes: int = 0
-    """Writes of the cursor."""
-    errors: int = 0
-    """Times that the journal could not be read or written; tried again each time."""
-
-
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How a subscription stands."""
+    """How a subscription stands in this process, as far as its memory knows."""
 
     name: str
     standing: Standing
     owner: str | None
-    """While it stands by: who works on it; the process id comes first."""
+    """Process id of a process that delivers it, while this one is on standby."""
     last_acked: int
-    """Everything up to this offset is done."""
-    persisted: int
-    """Everything up to this offset is done, and the journal knows it."""
+    """Everything up to this offset is done here, dead-lettered, or waits in the journal."""
+    acked: int
+    """The same, as far as it is written."""
     head: int
     """The newest offset of the journal, as last seen."""
     lag: int
@@ -85,18 +73,189 @@ class Progress:
     buffered: int
     """Messages in memory, those in flight included."""
     waiting: int
-    """Of these, those that wait for another attempt."""
-    shelved: int
-    """Messages that wait behind others of their key, and are in memory as offsets only."""
+    """Of these, those that wait for a retry in this process."""
     scheduled: int
-    """Messages that wait for another attempt in the journal's schedule."""
+    """Messages that wait for a retry in the journal, as last counted."""
     consumers: int
     parked_keys: int
-    """Keys whose messages go to the dead letters."""
+    """Keys whose later messages wait in the journal for an earlier one."""
     blocked_at: int | None
-    """The offset at which `Poison.BLOCK` holds it."""
+    """Offset of the message at which `Poison.BLOCK` has stopped it."""
     is_recovering: bool
-    """Whether it goes one by one through what was in flight when the last process died."""
-    counts: Counts
+    """Whether messages that were in flight when their process ended wait to run alone, run alone,
+    or run beside others that did not end in time."""
+    counts: DeliveryCounts
     last_error: str | None
-    """Text of the last error of the journal, with secrets removed."""
+    """Text of the last error of the journal, redacted."""
+
+
+def progress_now(
+    loop: SubscriptionLoop[Any], *, consumers: int = 1, standing: Standing | None = None
+) -> Progress:
+    """Return how a subscription stands here; no I/O, and called on the event loop.
+
+    Args:
+        loop: Its loop.
+        consumers: Number of its consumers in this process.
+        standing: Its state, if the loop does not know it.
+    """
+    state = loop.state
+    with state.lock:
+        figures = loop.figures
+        last_acked, acked = acked_of(state, figures.cursors)
+        standing = standing or standing_of(loop)
+        oldest = min((one.record.time for one in state.in_flight), default=figures.oldest)
+        lag = max(state.head - last_acked, 0)
+        return Progress(
+            name=loop.name,
+            standing=standing,
+            owner=figures.owner if standing is Standing.STANDBY else None,
+            last_acked=last_acked,
+            acked=min(acked, last_acked),
+            head=max(state.head, last_acked),
+            lag=lag,
+            oldest_unacked_age=(
+                max(state.clock.time() - oldest, 0.0) if oldest is not None and lag else 0.0
+            ),
+            in_flight=figures.running,
+            buffered=len(state.in_flight),
+            waiting=figures.retrying,
+            scheduled=figures.scheduled,
+            consumers=consumers,
+            parked_keys=_parked_keys(loop),
+            blocked_at=loop.blocked_at,
+            is_recovering=(
+                figures.is_recovering
+                or any(one.offset in figures.beside for one in state.in_flight)
+            ),
+            counts=replace(state.counts),
+            last_error=loop.last_error,
+        )
+
+
+def standing_of(loop: SubscriptionLoop[Any]) -> Standing:
+    """Return what a subscription does in this process."""
+    if loop.state.member is None and not loop.is_standby:
+        return Standing.CLOSED if loop.state.is_draining else Standing.NEW
+    if loop.is_standby or (isinstance(loop, PartitionedLoop) and not loop.state.owned):
+        return Standing.STANDBY
+    if loop.blocked_at is not None:
+        return Standing.BLOCKED
+    return Standing.PAUSED if loop.is_paused else Standing.ACTIVE
+
+
+def _parked_keys(loop: SubscriptionLoop[Any]) -> int:
+    if not isinstance(loop, PartitionedLoop):
+        return 0
+    return sum(len(one.blocked) for one in loop.state.owned.values())
+
+
+# -- the start ---------------------------------------------------------------------------------
+
+
+async def start_offset(journal: Journal, start: StartAt) -> int:
+    """Return the offset behind which a new subscription begins.
+
+    Raises:
+        ConfigurationError: It is beyond the head of the journal.
+    """
+    head = await journal.head()
+    if start.is_latest:
+        return head
+    if start.time is not None:
+        return await journal.offset_at(start.time) - 1
+    if start.offset is not None and start.offset > head + 1:
+        message = (
+            f"start={start.offset} is beyond the head of the journal, which is at offset {head}. "
+            f"Give an offset that exists, or StartAt.LATEST."
+        )
+        raise ConfigurationError(message)
+    if start.offset is not None:
+        return max(start.offset - 1, 0)
+    return await journal.first() - 1
+
+
+# -- over all processes ------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionProgress:
+    """How a subscription stands, over all processes."""
+
+    name: str
+    acked: int
+    """Everything up to this offset is done or has a row."""
+    head: int
+    """The newest offset of the log."""
+    owners: Mapping[int, int | None]
+    """The member that owns each partition; of a shared subscription nobody does."""
+    rows: Mapping[State, int]
+    """Pending rows by state."""
+
+
+async def progress_of(journal: Journal, name: str) -> SubscriptionProgress:
+    """Read how a subscription stands."""
+    cursors = await journal.cursors(name)
+    head = await journal.head()
+    return SubscriptionProgress(
+        name=name,
+        acked=min((cursor.acked for cursor in cursors), default=head),
+        head=head,
+        owners={cursor.partition: cursor.owner for cursor in cursors},
+        rows=await journal.count(name),
+    )
+
+
+async def is_done(journal: Journal, name: str, selection: Selection, upto: int, now: float) -> bool:
+    """Tell whether every message up to an offset is handled, dead-lettered, or waits for later.
+
+    A parked message waits as long as the one before it. Cursors are read before rows, as a
+    take-over turns what is beyond a cursor into rows.
+    """
+    if selection.kind is not Kind.COMMAND:
+        for cursor in await journal.cursors(name):
+            if await _has_more(journal, selection, cursor, upto):
+                return False
+    after: Pending | None = None
+    while rows := await journal.find(name, _OPEN, after=after):
+        for after in rows:
+            if after.offset > upto:
+                return True
+            if after.due is None or after.due <= now:
+                return False
+    return True
+
+
+async def _has_more(journal: Journal, selection: Selection, cursor: Cursor, upto: int) -> bool:
+    """Tell whether the log has messages of a partition between its cursor and an offset."""
+    after = cursor.acked
+    while after < upto:
+        scan = await journal.read(after, 1, selection, [cursor.partition])
+        for one in scan.records:
+            return (one.offset if isinstance(one, Record) else one) <= upto
+        after = max(scan.upto, after + 1)
+    return False
+
+
+async def caught_up(
+    journal: Journal,
+    clock: Clock,
+    name: str,
+    selection: Selection,
+    upto: int,
+    timeout: float | None = None,
+) -> None:
+    """Return when every message up to an offset is done, in whichever process.
+
+    Raises:
+        SettleTimeoutError: It is not after `timeout` seconds.
+    """
+    version = -1
+    with time_limit(timeout, clock):
+        while not await is_done(journal, name, selection, upto, clock.time()):
+            version = await journal.changed(version)
+        return
+    progress = await progress_of(journal, name)
+    busy = f"{name} at offset {progress.acked} of {upto}"
+    raise SettleTimeoutError([busy], seconds=timeout or 0.0)

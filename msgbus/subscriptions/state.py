@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from msgbus._next.journal.operations import Drop, Note, Operation, Put, Reply
-from msgbus._next.journal.records import (
+from msgbus.journal.operations import Drop, Fence, Note, Operation, Put, Reply
+from msgbus.journal.records import (
     DeliveryRecord,
     Letter,
     Member,
@@ -23,10 +24,10 @@ from msgbus._next.journal.records import (
     Selection,
     State,
 )
-from msgbus._next.subscriptions.in_flight import InFlight
+from msgbus.subscriptions.in_flight import InFlight
 
 if TYPE_CHECKING:
-    from msgbus._next.journal.ports import Claim
+    from msgbus.journal.ports import Claim
     from msgbus.runtime.clock import Clock
 
 PACE: Final = 0.05
@@ -49,6 +50,22 @@ class DeliveryCounts:
     parked: int = 0
     stale: int = 0
     """Acknowledgements that were refused, as another process had the message."""
+    refused: int = 0
+    """Messages whose handler raised a `Refusal`; they are acknowledged."""
+    timed_out: int = 0
+    """Attempts that took longer than they may."""
+    redelivered: int = 0
+    """Attempts that were not the first of their message."""
+    dropped: int = 0
+    """Messages acknowledged by `on_poison=Poison.DROP` after the last attempt."""
+    skipped: int = 0
+    """Messages that were handled before, and not delivered again (`idempotent=True`)."""
+    errors: int = 0
+    """Times that the journal could not be read or written; it is asked again."""
+    stalls: int = 0
+    """Times that messages were found which nobody had begun."""
+    not_alone: int = 0
+    """Messages that had to run alone, and ran beside others that did not end in time."""
 
 
 class Settlement(NamedTuple):
@@ -66,7 +83,11 @@ class SubscriptionState(ABC):
         selection: Which messages it takes.
         clock: Time.
         max_in_flight: Deliveries that may run at the same time.
-        buffer: Messages that are handed out at most.
+        buffer: Messages that are handed out at most; `max_in_flight` if that is more.
+        least: Messages that are handed out ahead where no other process waits for them, before
+            the pace is known.
+        quota: Returns how many more may be handed out, if others share a limit with it; called on
+            any thread.
     """
 
     def __init__(
@@ -77,6 +98,8 @@ class SubscriptionState(ABC):
         *,
         max_in_flight: int = 1,
         buffer: int = 1000,
+        least: int = LEAST,
+        quota: Callable[[], int] | None = None,
     ) -> None:
         self.name = name
         self.selection = selection
@@ -90,6 +113,8 @@ class SubscriptionState(ABC):
         """The head after the commit that is being written."""
         self.on_ready: Callable[[], object] = lambda: None
         """Called on the event loop when deliveries can begin."""
+        self.on_written: Callable[[], object] = lambda: None
+        """Called on the event loop when deliveries have ended in a commit, and can begin."""
         self.on_rows: Callable[[], object] = lambda: None
         """Called on the event loop when rows may be due, or something was refused."""
         self.is_draining = False
@@ -105,9 +130,15 @@ class SubscriptionState(ABC):
         self._settled: list[Settlement] = []
         self._writing: tuple[list[DeliveryRecord], list[Settlement]] = ([], [])
         self._buffer = buffer
-        self._least = max(max_in_flight, LEAST)
+        self._ahead = least
+        self._least = self._stock()
+        self._quota = quota
         self._pace = (clock.now(), 0)
-        self._most = buffer
+        self._most = self._least
+
+    def _stock(self) -> int:
+        """Return how many are handed out ahead before the pace is known."""
+        return max(min(self._ahead, self._buffer), self.max_in_flight)
 
     # -- membership ------------------------------------------------------------------------------
 
@@ -126,6 +157,25 @@ class SubscriptionState(ABC):
             self._most = self._least
             self.is_refused = False
 
+    def lose_member(self) -> None:
+        """Take note that others have all that was in flight: whatever it writes is refused."""
+        with self.lock:
+            self.member = None
+            for one in self.in_flight:
+                one.is_lost = one.is_ended = True
+
+    def resize(self, max_in_flight: int) -> None:
+        """Let another number of deliveries run at the same time."""
+        with self.lock:
+            self.max_in_flight = max_in_flight
+            self._least = self._stock()
+            self._most = max(self._most, max_in_flight)
+            if self.selection.order is Order.LOG:
+                for key, behind in self._behind.items():  # before what comes later
+                    while behind and self._running[key] < max_in_flight:
+                        self._running[key] += 1
+                        self.ready.append(behind.popleft())
+
     def room(self) -> int:
         """Return how many more to hand out: about what is handled in `PACE` seconds.
 
@@ -136,14 +186,23 @@ class SubscriptionState(ABC):
         handled = count - acked
         if handled and (now - since >= PACE or handled >= self._most):
             pace = int(handled / max(now - since, 0.001) * PACE)
-            self._most = min(max(self._least, pace), self._most * 2, self._buffer)
+            most = max(self._buffer, self.max_in_flight)
+            self._most = min(max(self._least, pace), self._most * 2, most)
             self._pace = (now, count)
-        return 0 if self.is_draining or self.member is None else self._most - len(self.in_flight)
+        if self.is_draining or self.member is None:
+            return 0
+        left = self._most - len(self.in_flight)
+        return left if self._quota is None else min(left, self._quota())
+
+    def has_in_flight(self, upto: int) -> bool:
+        """Tell whether a message up to an offset is in flight here."""
+        with self.lock:
+            return any(one.offset <= upto and not one.is_ended for one in self.in_flight)
 
     @property
     def has_low_stock(self) -> bool:
         """Whether it is time to read or claim more."""
-        return self.room() * 2 >= self._most
+        return self.room() > 0 and len(self.in_flight) * 2 <= self._most
 
     # -- handing out -----------------------------------------------------------------------------
 
@@ -220,8 +279,9 @@ class SubscriptionState(ABC):
                 operations.append(reply)
             if operations:
                 self._settled.append(Settlement((one,), operations))
-            self._end(one)
-            self._release(one)
+            if reply is None:  # else it ends when its result is written
+                self._end(one)
+                self._release(one)
 
     def _acknowledgement(self, one: InFlight) -> list[Operation]:
         if self.selection.keeps_done:
@@ -232,6 +292,8 @@ class SubscriptionState(ABC):
     def acknowledged_in_commit(self, one: InFlight) -> None:
         """End a delivery that a commit of the handler itself has acknowledged."""
         with self.lock:
+            if one.is_ended:
+                return
             self.counts.acked += 1
             self._end(one)
             self._release(one)
@@ -242,14 +304,15 @@ class SubscriptionState(ABC):
         state: State,
         *,
         due: float | None = None,
+        attempt: int | None = None,
         error: str | None = None,
         letter: Letter | None = None,
-        reply: Reply | None = None,
+        beside: Sequence[Operation] = (),
     ) -> None:
         """Give a message a row of its own: to wait for a retry, or as a dead letter.
 
         Those of its key that were handed out, and have not begun, are parked behind it if the
-        row holds its key back. All of them end when it is written.
+        row holds its key back. All of them end when it is written, with what goes `beside` it.
         """
         with self.lock:
             if one.is_lost:
@@ -257,10 +320,9 @@ class SubscriptionState(ABC):
                 return
             time = self.clock.time()
             holds = one.key is not None and self.selection.holds(state)
-            row = one.as_row(state, time=time, due=due, error=error, holds=holds)
+            row = one.as_row(state, time=time, due=due, attempt=attempt, error=error, holds=holds)
             operations: list[Operation] = [*self._guard(one), Put(row, letter, promote=not holds)]
-            if reply is not None:
-                operations.append(reply)
+            operations += beside
             ended = [one]
             if holds:
                 operations += self._mark_handled(one, time)
@@ -295,11 +357,41 @@ class SubscriptionState(ABC):
             time = self.clock.time()
             for one in several:
                 row = one.as_row(State.WAITING, time=time, due=0.0, attempt=one.attempt - 1)
-                self._settled.append(Settlement((one,), (Put(row),)))
+                is_suspect = one.row is not None and one.row.alone
+                self._settled.append(Settlement((one,), (Put(row._replace(alone=is_suspect)),)))
+
+    def release(self) -> list[Operation]:
+        """Return what lets other members have everything that this one still has."""
+        with self.lock:
+            time, settled = self.clock.time(), self.take_settled()
+            ended = {one for settlement in settled for one in settlement.ended}
+            left = [one for one in self.in_flight if one not in ended]
+            rows = [self._unbegun(one, time) for one in sorted(left, key=_offset)]
+            return [
+                *(one for settlement in settled for one in settlement.operations),
+                *(Put(row) for row in rows if row is not None),
+            ]
+
+    def _unbegun(self, one: InFlight, time: float) -> Pending | None:
+        """Return the row of a delivery for others; only the first of a key waits, not those behind.
+
+        An attempt that was cut off is not counted.
+        """
+        row, attempt = one.row, one.attempt - 1
+        if row is None:
+            return None
+        if row.key is not None:
+            return row.moved(State.PARKED, time=time, attempt=attempt)
+        return row.moved(State.WAITING, time=time, due=0.0, attempt=attempt)
 
     @abstractmethod
     def _end(self, one: InFlight) -> None:
         """Take note that a delivery has ended."""
+
+    def owns(self, fence: Fence) -> bool:
+        """Tell whether the partition of a delivery is still this process's own."""
+        del fence
+        return True
 
     def take_settled(self) -> list[Settlement]:
         """Take what waits to be written, to find out which of it still holds."""
@@ -324,6 +416,11 @@ class SubscriptionState(ABC):
     def is_dirty(self) -> bool:
         """Whether something waits to be written."""
         return bool(self._notes or self._settled)
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether something waits to be written, or is being written."""
+        return self.is_dirty or any(self._writing)
 
     def operations(self, appended: Sequence[Claim], before: int) -> Sequence[Operation]:
         """Return what to write with this commit; see `CommitParticipant`."""
@@ -352,8 +449,10 @@ class SubscriptionState(ABC):
             for settlement in settled:
                 self._written(settlement)
             is_fed = self._kept()
-            if settled or self._needs_look():
+            if self._needs_look(settled):
                 return self.on_rows
+            if settled:
+                return self.on_written
             return self.on_ready if is_fed else None
 
     def _written(self, settlement: Settlement) -> None:
@@ -371,9 +470,12 @@ class SubscriptionState(ABC):
         """Hand out what the commit made its own; return whether that is anything."""
 
     @abstractmethod
-    def _needs_look(self) -> bool:
+    def _needs_look(self, settled: Sequence[Settlement]) -> bool:
         """Tell whether a commit has left something for the loop to get."""
 
     @abstractmethod
     def _refused(self) -> None:
         """Take back what `_own_operations` has taken."""
+
+
+_offset: Final = attrgetter("offset")

@@ -1,4 +1,4 @@
-"""`Gate`: lets one delivery run with nothing beside it in its process."""
+"""`AloneGate`: lets one delivery run with nothing beside it in its process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Gate:
+class AloneGate:
     """Counts running deliveries; one that must run alone waits for them and keeps others out."""
 
     def __init__(self, clock: Clock) -> None:

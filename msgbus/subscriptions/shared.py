@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, final
 
-from msgbus._next.journal import rows
-from msgbus._next.journal.operations import Operation, Pass, Put
-from msgbus._next.journal.ports import Claim
-from msgbus._next.journal.records import Cursor, Member, Record
-from msgbus._next.subscriptions.in_flight import InFlight
-from msgbus._next.subscriptions.state import LEAST, SubscriptionState
+from msgbus.journal import rows
+from msgbus.journal.operations import Operation, Pass, Put
+from msgbus.journal.ports import Claim
+from msgbus.journal.records import Cursor, Member, Record
+from msgbus.subscriptions.in_flight import InFlight
+from msgbus.subscriptions.state import Settlement, SubscriptionState
 
 if TYPE_CHECKING:
-    from msgbus._next.journal.records import Pending
+    from msgbus.journal.records import Pending
 
 
 @final
@@ -40,6 +40,13 @@ class SharedState(SubscriptionState):
             super().begin(member)
             self.feed.forget()
 
+    def resize(self, max_in_flight: int) -> None:
+        """Let another number of deliveries run at the same time."""
+        with self.lock:
+            super().resize(max_in_flight)
+            if self.others:
+                self._least = max_in_flight
+
     def set_others(self, others: int) -> None:
         """Take note of how many other processes share the work.
 
@@ -51,7 +58,7 @@ class SharedState(SubscriptionState):
                 back = [self.ready.pop() for _ in range(len(self.ready) - self.max_in_flight)]
                 self.give_back(back)
             elif not others and self.others:
-                self._least = max(self.max_in_flight, LEAST)
+                self._least = self._stock()
             self.others = others
 
     def admit_claims(self, claims: Sequence[Claim], *, alone: bool = False) -> list[InFlight]:
@@ -63,6 +70,7 @@ class SharedState(SubscriptionState):
         assert self.member is not None  # noqa: S101 (only a member claims)
         attempt = row.attempt if alone else row.attempt + 1
         one = InFlight(self.name, record, attempt, None, self.member, None, row)
+        one.is_kept = self.selection.keeps_done
         if alone:
             self.in_flight[one] = None
         else:
@@ -73,7 +81,7 @@ class SharedState(SubscriptionState):
         one.is_ended = True
 
     def _guard(self, one: InFlight) -> list[Operation]:
-        assert one.row is not None  # noqa: S101 (all that it has is claimed)
+        del one  # it is claimed; at most once, it has no row any more
         return []
 
     # -- commits ---------------------------------------------------------------------------------
@@ -93,8 +101,12 @@ class SharedState(SubscriptionState):
         self._has_missed = len(new) > len(self._claimed)
         return [Put(claim.row) for claim in self._claimed]
 
-    def _needs_look(self) -> bool:
-        return self._has_missed
+    def _needs_look(self, settled: Sequence[Settlement]) -> bool:
+        return self._has_missed or any(
+            isinstance(operation, Put) and operation.row.due is not None
+            for settlement in settled
+            for operation in settlement.operations
+        )
 
     def _kept(self) -> bool:
         claimed, self._claimed = self._claimed, []

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
-from msgbus._next.journal.operations import Drop, Fence, Operation, Put
-from msgbus._next.journal.records import Member, Pending, Record, State
+from msgbus.journal.operations import Drop, Fence, Operation, Put
+from msgbus.journal.records import Member, Pending, Record, State
 
 if TYPE_CHECKING:
-    from msgbus._next.subscriptions.partition import Partition
     from msgbus.runtime.event_loop import Task
+    from msgbus.subscriptions.partition import Partition
 
 
 @final
@@ -36,8 +36,14 @@ class InFlight:
     """It has ended and has a row that says so."""
     is_lost: bool = False
     """Another process has it now: whatever it still writes is refused."""
+    is_kept: bool = False
+    """Its row stays once it is acknowledged (`idempotent=True`)."""
+    is_acked_first: bool = False
+    """It was acknowledged before its delivery (`AT_MOST_ONCE`): no other process gets it."""
     worker: Task | None = field(default=None, repr=False)
-    """The task that runs its handler."""
+    """The task that runs its handler, or ran it last."""
+    is_running: bool = False
+    """Its handler is running."""
 
     @property
     def offset(self) -> int:
@@ -47,19 +53,26 @@ class InFlight:
     def fence(self) -> Fence:
         """Return the operation that refuses a commit once another process has the message."""
         if self.row is not None:
-            return Fence(self.subscription, self.row.offset, version=self.row.version)
+            return Fence(self.row.subscription, self.row.offset, version=self.row.version)
         assert self.partition is not None  # noqa: S101 (it has a row or a partition)
         cursor = self.partition.cursor
         return Fence(self.subscription, self.offset, cursor.partition, cursor.epoch)
+
+    def fences(self) -> list[Operation]:
+        """Return what a commit of its handler needs to be refused once another process has it."""
+        return [] if self.row is None and self.is_acked_first else [self.fence()]
 
     def acknowledgement(self, time: float) -> list[Operation]:
         """Return the operations that acknowledge it at once, in a commit of the caller.
 
         An effect in the same commit happens once.
         """
-        if self.row is not None:
+        if self.row is not None and not self.is_kept:
             return [Drop(self.row)]
-        return [self.fence(), Put(self.as_row(State.DONE, time=time))]
+        if self.row is None and self.is_acked_first:
+            return []
+        state = State.KEPT if self.is_kept else State.DONE
+        return [self.fence(), Put(self.as_row(state, time=time), promote=True)]
 
     def as_row(
         self,

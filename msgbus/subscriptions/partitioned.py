@@ -6,21 +6,26 @@ Every cursor is written by `operations` alone, with what a commit appends or a p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, final
 
-from msgbus._next.journal.operations import Operation, Pass, Put
-from msgbus._next.journal.ports import Claim, Scan
-from msgbus._next.journal.records import Cursor, Member, Pending, Record, State
-from msgbus._next.subscriptions.in_flight import InFlight
-from msgbus._next.subscriptions.partition import Partition
-from msgbus._next.subscriptions.state import Settlement, SubscriptionState
+from msgbus.journal.operations import Fence, Operation, Pass, Put
+from msgbus.journal.ports import Claim, KeyRows, Scan
+from msgbus.journal.records import Cursor, Member, Pending, Record, State
+from msgbus.subscriptions.in_flight import InFlight
+from msgbus.subscriptions.partition import BlockedKey, Partition
+from msgbus.subscriptions.rules import Describe, describe
+from msgbus.subscriptions.state import Settlement, SubscriptionState
 
-IDLE_STEP = 1000
+IDLE_STEP: Final = 1000
 """Messages of others after which a cursor is written though nothing was handed out."""
 
 
-class Page(NamedTuple):
+PARK_LIMIT: Final = 10_000
+"""Messages of one key that are parked at most, unless another number is given."""
+
+
+class LogPage(NamedTuple):
     """A part of the log that was read for partitions at the same position."""
 
     partitions: Sequence[Partition]
@@ -33,16 +38,33 @@ class PartitionedState(SubscriptionState):
 
     Args:
         at_most_once: Acknowledge messages before they are handed out.
+        park_limit: Messages of one key that are parked at most.
     """
 
-    def __init__(self, *args: Any, at_most_once: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        at_most_once: bool = False,
+        park_limit: int = PARK_LIMIT,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self.owned: dict[int, Partition] = {}
-        self.unchecked: dict[str, None] = {}
-        """Keys of which a row has ended: the last one, maybe."""
+        self.describe: Describe = describe
+        """Describes a dead letter."""
+        self._park_limit = park_limit
+        self._unchecked: dict[str, int] = {}
+        """Keys whose rows are to be counted, with their partition: none is left, maybe."""
+        self._overflow: list[tuple[InFlight, str]] = []
+        self._overflowing: list[tuple[InFlight, str]] = []
+        """What the commit being written dead-letters as too many are parked before it."""
+        self._parking: list[BlockedKey] = []
+        """Counts that the commit being written has raised."""
+        self._rows_upto: dict[Partition, int] = {}
+        """Highest offsets to which the commit being written gives rows."""
         self._parked_since: set[str] = set()
         self._at_most_once = at_most_once
-        self._pages: list[Page] = []
+        self._pages: list[LogPage] = []
         self._fed: list[tuple[Partition, int, list[InFlight]]] = []
         """What the commit being written hands out, and up to where it looked."""
         self._before: dict[Partition, tuple[Cursor, int]] = {}
@@ -55,18 +77,23 @@ class PartitionedState(SubscriptionState):
         with self.lock:
             super().begin(member)
             self.owned = {}
-            self.unchecked.clear()
+            self._unchecked.clear()
             self._pages = []
 
     # -- partitions ------------------------------------------------------------------------------
 
-    def add(self, cursor: Cursor, blocked: set[str]) -> None:
+    def add(self, cursor: Cursor, blocked: Iterable[str]) -> None:
         """Begin to work on a partition that was acquired."""
         with self.lock:
             self.owned[cursor.partition] = Partition(cursor, blocked)
 
-    def lose(self, cursors: Mapping[int, Cursor]) -> list[InFlight]:
-        """Drop the partitions that others own now; return those whose handler is running."""
+    def lose(self, cursors: Mapping[int, Cursor]) -> tuple[list[InFlight], list[InFlight]]:
+        """Drop the partitions that others own now.
+
+        Returns:
+            Deliveries that ended with that and had begun; and those that have a claimed row,
+            which stays this process's own unless it was deleted.
+        """
         with self.lock:
             lost: set[Partition] = set()
             for number, partition in list(self.owned.items()):
@@ -76,7 +103,52 @@ class PartitionedState(SubscriptionState):
             for page in [page for page in self._pages if lost.intersection(page.partitions)]:
                 self._pages.remove(page)
                 self.take_page(page.partitions, None)
-            return self.abandon([one for one in self.in_flight if one.partition in lost])
+            in_flight = [one for one in self.in_flight if one.partition in lost]
+            claimed = [one for one in in_flight if one.row is not None]
+            for one in claimed:
+                one.partition = None
+            return self.abandon([one for one in in_flight if one.row is None]), claimed
+
+    def owns(self, fence: Fence) -> bool:
+        """Tell whether the partition of a delivery is still this process's own."""
+        partition = self.owned.get(fence.partition)
+        return partition is not None and partition.cursor.epoch == fence.epoch
+
+    def release(self) -> list[Operation]:
+        """Return what lets other members have the partitions, and the rows in flight."""
+        with self.lock:
+            settled = {one for settlement in self._settled for one in settlement.ended}
+            known = {p: self._known_upto(p, settled) for p in self.owned.values()}
+            for one in list(self.in_flight):
+                partition = one.partition
+                if one.row is None and partition in known and one.offset > known[partition]:
+                    del self.in_flight[one]  # nothing knows of it: it is read again
+            operations = super().release()
+            for partition, upto in known.items():
+                operations.append(Pass(partition.cursor, upto, upto, release=True))
+            self.owned = {}
+            return operations
+
+    def _known_upto(self, partition: Partition, settled: Collection[InFlight]) -> int:
+        """Return the offset beyond which no message was begun or has a row."""
+        known = [partition.acked, partition.rows_upto]
+        if self._at_most_once:
+            known.append(partition.looked)
+        known += [
+            one.offset
+            for one in partition.order
+            if one.is_ended or one.worker is not None or one in settled
+        ]
+        return max(known)
+
+    def _unbegun(self, one: InFlight, time: float) -> Pending | None:
+        """Return the row of a delivery for others, also if it has none yet."""
+        if one.row is not None:
+            return super()._unbegun(one, time)
+        attempt = one.attempt - 1
+        if one.key is None:
+            return one.as_row(State.WAITING, time=time, due=0.0, attempt=attempt)
+        return one.as_row(State.PARKED, time=time, attempt=attempt, holds=True)
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -101,7 +173,7 @@ class PartitionedState(SubscriptionState):
         """Hand out a page with the next commit; `None` if it could not be read."""
         with self.lock:
             if scan is not None:
-                self._pages.append(Page(partitions, scan))
+                self._pages.append(LogPage(partitions, scan))
                 return
             for partition in partitions:
                 partition.is_reading = False
@@ -116,6 +188,7 @@ class PartitionedState(SubscriptionState):
                 partition = self.owned.get(row.partition)
                 key = self.selection.order_key(record)
                 one = InFlight(self.name, record, attempt, key, self.member, partition, row)
+                one.is_kept = self.selection.keeps_done
                 if partition is not None:
                     partition.rows += 1
                 admitted.append(one)
@@ -151,7 +224,7 @@ class PartitionedState(SubscriptionState):
         """Find out whether their keys have rows left, now that theirs have changed."""
         for one in several:
             if one.row is not None and one.key is not None:
-                self.unchecked[one.key] = None
+                self._unchecked[one.key] = one.row.partition
 
     def acknowledged_in_commit(self, one: InFlight) -> None:
         """End a delivery that a commit of the handler itself has acknowledged."""
@@ -179,22 +252,79 @@ class PartitionedState(SubscriptionState):
     def _hold_back(self, one: InFlight) -> list[InFlight]:
         assert one.key is not None  # noqa: S101 (only a key can be held back)
         if one.partition is not None:
-            one.partition.blocked.add(one.key)
+            blocked = one.partition.blocked.setdefault(one.key, BlockedKey())
+            blocked.count = None  # together with those behind it
             self._parked_since.add(one.key)
         return super()._hold_back(one)
 
-    def check(self, key: str) -> None:
-        """Begin to find out whether a key has rows left."""
-        with self.lock:
-            self.unchecked.pop(key, None)
-            self._parked_since.discard(key)
+    # -- blocked keys ----------------------------------------------------------------------------
 
-    def unblock(self, key: str) -> None:
-        """Let messages of a key go on that had no row left, unless one was parked since."""
+    def check_all(self) -> None:
+        """Count the rows of all blocked keys again."""
         with self.lock:
-            if key not in self._parked_since:
-                for partition in self.owned.values():
-                    partition.blocked.discard(key)
+            for number, partition in self.owned.items():
+                self._unchecked.update(dict.fromkeys(partition.blocked, number))
+
+    def begin_check(self) -> dict[str, int]:
+        """Return the keys whose rows are to be counted now, with their partitions."""
+        with self.lock:
+            unchecked, self._unchecked = self._unchecked, {}
+            # What blocks the order as a whole may have been discarded by another process.
+            for number, partition in self.owned.items():
+                if "" in partition.blocked and partition.is_idle:
+                    unchecked[""] = number
+            self._parked_since.difference_update(unchecked)
+            return unchecked
+
+    def checked(self, number: int, key: str, rows: KeyRows) -> None:
+        """Take note of the rows of a key, unless some were parked since: let it go if none is left.
+
+        Args:
+            number: Its partition.
+            key: The key.
+            rows: Its rows, as they were counted.
+        """
+        with self.lock:
+            partition = self.owned.get(number)
+            if partition is None or key in self._parked_since:
+                return
+            if not rows.size:
+                partition.blocked.pop(key, None)
+            elif key in partition.blocked:
+                partition.blocked[key] = BlockedKey(*rows)
+
+    def _park(self, one: InFlight, blocked: BlockedKey) -> Put:
+        """Return what parks a message; beyond the limit, what dead-letters it."""
+        assert one.key is not None  # noqa: S101 (only a key is blocked)
+        self._has_parked = True
+        self._parked_since.add(one.key)
+        if blocked.count is not None and blocked.count > self._park_limit:
+            return self._dead_letter(one, blocked)
+        if blocked.count is None:
+            assert one.partition is not None  # noqa: S101 (it was read for a partition)
+            self._unchecked[one.key] = one.partition.number
+        else:
+            blocked.count += 1
+            self._parking.append(blocked)
+        self.counts.parked += 1
+        return Put(self._parked(one))
+
+    def _dead_letter(self, one: InFlight, blocked: BlockedKey) -> Put:
+        now = self.clock.time()
+        reason = (
+            f"its key waits for message {blocked.first}, and park_limit={self._park_limit} "
+            f"messages wait before it"
+        )
+        self._overflowing.append((one, reason))
+        one.received = now
+        row = one.as_row(State.DEAD, time=now, attempt=0, error=reason)
+        return Put(row, self.describe(one, None, now)._replace(reason=reason))
+
+    def take_overflow(self) -> list[tuple[InFlight, str]]:
+        """Take messages that were dead-lettered as too many are parked, with the reason."""
+        with self.lock:
+            overflow, self._overflow = self._overflow, []
+            return overflow
 
     # -- commits ---------------------------------------------------------------------------------
 
@@ -207,18 +337,23 @@ class PartitionedState(SubscriptionState):
             or any(self._has_moved(p) for p in self.owned.values())
         )
 
-    @staticmethod
-    def _has_moved(partition: Partition) -> bool:
+    def _has_moved(self, partition: Partition) -> bool:
         """Tell whether the acknowledged offset is worth a write of its own."""
         cursor, acked = partition.cursor, partition.acked
-        is_doubtful = cursor.fetched > cursor.acked
-        return acked > cursor.acked and (is_doubtful or acked - cursor.acked >= IDLE_STEP)
+        # Up to `fetched` it is in doubt; what was handled before a seek is passed in silence.
+        is_awaited = cursor.fetched > cursor.acked or self.selection.keeps_done
+        return acked > cursor.acked and (is_awaited or acked - cursor.acked >= IDLE_STEP)
 
     def _own_operations(self, appended: Sequence[Claim], before: int) -> list[Operation]:
         self._fed, self._before, self._released = [], {}, []
+        self._overflowing, self._parking, self._rows_upto = [], [], {}
         operations: list[Operation] = []
         opened: dict[Partition, int] = {}
         pages, self._pages = self._pages, []
+        if self.is_draining or self.member is None:
+            for page in pages:
+                self.take_page(page.partitions, None)
+            pages = []
         for page in pages:
             operations += self._open(page.partitions, page.scan.records, page.scan.upto, opened)
         if appended and not pages:
@@ -258,18 +393,17 @@ class PartitionedState(SubscriptionState):
         for record in records:
             if isinstance(record, int):
                 operations.append(Put(self._damaged(record, first.number)))
-                opened[first] = record
+                opened[first] = self._rows_upto[first] = record
                 continue
             partition = self._partition_of(record, partitions)
             opened[partition] = record.offset
             one = self._in_flight(record, partition)
-            if one.key is not None and one.key in partition.blocked:
-                self._parked_since.add(one.key)
-                self.counts.parked += 1
-                self._has_parked = True
-                operations.append(Put(self._parked(one)))
-            else:
+            blocked = None if one.key is None else partition.blocked.get(one.key)
+            if blocked is None:
                 handed[partition].append(one)
+            else:
+                operations.append(self._park(one, blocked))
+                self._rows_upto[partition] = record.offset
         for partition, several in handed.items():
             self._before.setdefault(partition, (partition.cursor, partition.position))
             partition.position = max(upto, partition.position)
@@ -285,7 +419,16 @@ class PartitionedState(SubscriptionState):
     def _in_flight(self, record: Record, partition: Partition) -> InFlight:
         assert self.member is not None  # noqa: S101 (only a member owns partitions)
         key = self.selection.order_key(record)
-        return InFlight(self.name, record, 1, key, self.member, partition)
+        return InFlight(
+            self.name,
+            record,
+            1,
+            key,
+            self.member,
+            partition,
+            is_kept=self.selection.keeps_done,
+            is_acked_first=self._at_most_once,
+        )
 
     def _damaged(self, offset: int, partition: int) -> Pending:
         error, now = "The message is damaged.", self.clock.time()
@@ -322,11 +465,16 @@ class PartitionedState(SubscriptionState):
         for partition in self._released:
             self.owned.pop(partition.number, None)
         self._fed, self._before, self._released = [], {}, []
+        self.counts.dead_lettered += len(self._overflowing)
+        self._overflow += self._overflowing
+        self._overflowing, self._parking = [], []
+        for partition, upto in self._rows_upto.items():
+            partition.rows_upto = max(partition.rows_upto, upto)
         return is_fed
 
-    def _needs_look(self) -> bool:
+    def _needs_look(self, settled: Sequence[Settlement]) -> bool:
         has_parked, self._has_parked = self._has_parked, False
-        return has_parked or (self.is_behind and self.has_low_stock)
+        return bool(settled) or has_parked or (self.is_behind and self.has_low_stock)
 
     def _hand_out(self, one: InFlight, partition: Partition) -> None:
         if not self._at_most_once:
@@ -335,7 +483,8 @@ class PartitionedState(SubscriptionState):
             # Blocked since it was taken: it has to wait in the journal, too.
             self.in_flight[one] = None
             self._parked_since.add(one.key)
-            self._settled.append(Settlement((one,), (Put(self._parked(one)),)))
+            partition.blocked[one.key].count = None
+            self._settled.append(Settlement((one,), (*self._guard(one), Put(self._parked(one)))))
         else:
             self.admit(one)
 
@@ -343,4 +492,8 @@ class PartitionedState(SubscriptionState):
         for partition, (cursor, position) in self._before.items():
             partition.cursor, partition.position = cursor, position
             partition.is_reading = False
+        for blocked in self._parking:
+            if blocked.count is not None:
+                blocked.count -= 1
         self._fed, self._before, self._released = [], {}, []
+        self._overflowing, self._parking = [], []

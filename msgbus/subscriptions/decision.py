@@ -63,4 +63,13 @@ def decide(
     return FailureDecision(_LAST[on_poison])
 
 
+def reason_of(rule: RetryRule, error: BaseException | None) -> str:
+    """Return why a message is dead-lettered, in the words of `msgbus.resilience`."""
+    if error is None:
+        return "its process ended in every attempt"
+    if rule.pause(1, error) is not None:
+        return "retries exhausted"
+    return "not retried" if rule.pause(1, None) is None else "not to be retried"
+
+
 _LAST = {Poison.DEAD_LETTER: Next.DEAD, Poison.DROP: Next.DROP, Poison.BLOCK: Next.BLOCK}

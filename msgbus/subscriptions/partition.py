@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from msgbus._next.journal.records import Cursor
+from msgbus.journal.records import Cursor
 
 if TYPE_CHECKING:
-    from msgbus._next.subscriptions.in_flight import InFlight
+    from collections.abc import Iterable
+
+    from msgbus.subscriptions.in_flight import InFlight
+
+
+@final
+@dataclass(slots=True)
+class BlockedKey:
+    """A key with rows that later messages have to wait for."""
+
+    first: int | None = None
+    """Offset of its first row, as last seen."""
+    count: int | None = None
+    """Number of its rows, as far as this process knows; `None` until they are counted."""
 
 
 @final
 class Partition:
     """What is known of a partition as long as it is owned."""
 
-    def __init__(self, cursor: Cursor, blocked: set[str]) -> None:
+    def __init__(self, cursor: Cursor, blocked: Iterable[str] = ()) -> None:
         self.cursor = cursor
         """As it was last written."""
         self.position = cursor.fetched
@@ -26,8 +40,10 @@ class Partition:
         """Messages up to here have ended."""
         self.order: deque[InFlight] = deque()
         """Those that were handed out from the log, in order, from the oldest open one on."""
-        self.blocked = blocked
+        self.blocked = {key: BlockedKey() for key in blocked}
         """Keys with rows that later messages have to wait for."""
+        self.rows_upto = cursor.acked
+        """The highest offset that was given a row instead of being handed out."""
         self.rows = 0
         """Claimed rows of this partition that are in flight."""
         self.is_reading = False

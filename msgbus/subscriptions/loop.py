@@ -1,0 +1,473 @@
+"""`SubscriptionLoop`: gets messages from the journal and lets workers deliver them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.lowlevel
+
+from msgbus.errors import JournalError, StaleError
+from msgbus.journal.operations import Drop, Fence, Put
+from msgbus.journal.records import State
+from msgbus.runtime.timeouts import time_limit
+from msgbus.runtime.token_bucket import TokenBucket
+from msgbus.subscriptions.attempts import AGAIN, LONGEST, AttemptRunner, S
+from msgbus.subscriptions.figures import Figures
+from msgbus.subscriptions.rules import Deliver, DeliveryRules, Describe, describe
+from msgbus.subscriptions.state import Settlement
+from msgbus.telemetry.logging import log
+
+if TYPE_CHECKING:
+    from msgbus.journal.ports import Journal
+    from msgbus.journal.records import Member
+    from msgbus.runtime.event_loop import Runtime, Task
+    from msgbus.subscriptions.gate import AloneGate
+    from msgbus.subscriptions.in_flight import InFlight
+
+YIELD_AFTER: Final = 64
+"""Deliveries after which a worker lets other tasks run, if its handler never waits."""
+
+STALL: Final = 0.7
+"""Seconds after which messages that nobody has begun are a stall; the journal is polled oftener."""
+
+ALONE: Final = 30.0
+"""Seconds that a row keeps its process to itself, or waits for that, without `ack_timeout`."""
+
+
+IN_VAIN: Final = 10
+"""Times in a row that all of what was refused is written again at once; then after a pause."""
+
+
+class SubscriptionLoop(AttemptRunner[S]):
+    """Delivers one subscription in this process.
+
+    Args:
+        journal: Where its messages are.
+        state: What it knows of them.
+        deliver: Handles one message.
+        rules: What follows from a failure.
+        gate: Shared by all subscriptions of the process.
+        letter: Describes a dead letter.
+        handler: Name of the handler; that of the subscription unless given.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        state: S,
+        deliver: Deliver,
+        rules: DeliveryRules,
+        gate: AloneGate,
+        letter: Describe = describe,
+        *,
+        handler: str = "",
+    ) -> None:
+        super().__init__(state, deliver, rules, letter, handler or state.name)
+        self.journal = journal
+        self.is_paused = False
+        self.is_standby = False
+        """A member of another version of the application has the subscription."""
+        self.on_look: Callable[[], object] = lambda: None
+        """Called when something was written, by this process or by another."""
+        self.on_stall: Callable[[], object] = lambda: None
+        """Called when messages were found that nobody had begun."""
+        self._gate = gate
+        self._rate = TokenBucket(rules.rate_limit, rules.burst, self._clock.now())
+        self._runtime: Runtime | None = None
+        self._tasks: dict[Task, None] = {}  # in order, so that a simulation can be repeated
+        self._idle = 0
+        self._workers = 0
+        self._news = anyio.Event()
+        self._more = anyio.Event()
+        self._is_looking = False
+        self._stuck_since: float | None = None
+        self._releases_keys = False
+        self._in_vain = 0
+        """Times in a row that something was refused, and all of it is still current."""
+
+    @property
+    def name(self) -> str:
+        """Name of the subscription."""
+        return self.state.name
+
+    @property
+    def member(self) -> Member:
+        """The membership under which it works.
+
+        Raises:
+            StaleError: It was lost.
+        """
+        member = self.state.member
+        if member is None:
+            raise StaleError(f"Subscription {self.name!r} has lost its membership.")
+        return member
+
+    @property
+    def task_count(self) -> int:
+        """Number of tasks that it runs."""
+        return len(self._tasks)
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def begin(self, runtime: Runtime, member: Member) -> None:
+        """Start to deliver as this member."""
+        self._runtime = runtime
+        self.state.on_ready = self.start_workers
+        self.state.on_rows = self.look
+        self.state.on_written = self._written
+        self.state.begin(member)
+        self.figures = Figures()
+        self._idle = self._workers = 0
+        self._is_looking, self._stuck_since = False, None
+        self._news = anyio.Event()
+        self._news.set()
+        self._spawn(self._pull, "pull")
+
+    def end(self) -> None:
+        """Cut off every handler at once; nothing more is written."""
+        self.state.lose_member()
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks:
+            task.cancel()
+
+    def close(self) -> None:
+        """Begin nothing more; what runs may end."""
+        self.is_closing = self.state.is_draining = True
+
+    def look(self) -> None:
+        """Look for something to do; called on the event loop."""
+        self.on_look()
+        self._news.set()
+        self.start_workers()
+
+    def _written(self) -> None:
+        self.on_look()
+        if self._has_more and self.state.has_low_stock:
+            self._news.set()
+        self.start_workers()
+
+    def acknowledged(self, one: InFlight) -> None:
+        """End a delivery that a commit of its handler has acknowledged."""
+        self.state.acknowledged_in_commit(one)
+
+    def pause(self) -> None:
+        """Begin no further delivery."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Go on after `pause`; else let parked keys go. Repeat the message that blocks it."""
+        if not self.is_paused:
+            self._releases_keys = self.state.selection.parks
+        self.is_paused = False
+        self.blocked_at = None
+        self.look()
+
+    @asynccontextmanager
+    async def held(self, timeout: float | None) -> AsyncGenerator[None]:
+        """Begin no delivery meanwhile; those that run are waited for, at most `timeout` seconds."""
+        self._holds += 1
+        try:
+            with time_limit(timeout, self._clock):
+                await self.ended()
+            yield
+        finally:
+            self._holds -= 1
+            self.look()
+
+    def _spawn(self, function: Callable[[], Awaitable[None]], what: str) -> Task:
+        assert self._runtime is not None  # noqa: S101 (set by `begin`)
+        own: list[Task] = []
+
+        async def run() -> None:
+            try:
+                await function()
+            finally:
+                self._tasks.pop(own[0], None)
+
+        own.append(self._runtime.spawn(run, name=f"msgbus {self.name} {what}"))
+        self._tasks[own[0]] = None
+        return own[0]
+
+    # -- workers ---------------------------------------------------------------------------------
+
+    @property
+    def _is_stopped(self) -> bool:
+        is_paused = self.is_paused or self._holds > 0
+        return is_paused or self.is_closing or self.blocked_at is not None
+
+    def start_workers(self) -> None:
+        """Let deliveries begin that are ready; called on the event loop."""
+        if not self.state.ready or self._is_stopped or self.state.member is None:
+            return
+        if self._idle:
+            self._more.set()
+        elif self._workers < self.state.max_in_flight:
+            self._workers += 1
+            own: list[Task] = []
+            own.append(self._spawn(partial(self._work, own), "worker"))
+
+    async def _work(self, own: list[Task]) -> None:
+        ready, gate, turns = self.state.ready, self._gate, 0
+        try:
+            while True:
+                while not ready or self._is_stopped:
+                    await self._wait_for_more()
+                if gate.is_closed:
+                    await gate.opened()
+                    continue
+                pause = self._rate.wait(self._clock.now())
+                if pause > 0:
+                    await self._clock.sleep(pause)
+                    continue
+                one = ready.popleft()
+                self._rate.take(self._clock.now())
+                one.worker = own[0]
+                self.start_workers()
+                gate.running += 1
+                try:
+                    await self.run(one)
+                finally:
+                    gate.leave()
+                if self.state.has_low_stock and self._has_more:
+                    self._news.set()
+                turns += 1
+                if turns % YIELD_AFTER == 0:
+                    await anyio.lowlevel.checkpoint()
+        finally:
+            if own[0] in self._tasks:  # not one of a membership that was lost
+                self._workers -= 1
+                self.start_workers()
+
+    async def _wait_for_more(self) -> None:
+        self._idle += 1
+        if self._more.is_set():
+            self._more = anyio.Event()
+        try:
+            await self._more.wait()
+        finally:
+            self._idle -= 1
+
+    # -- getting messages ------------------------------------------------------------------------
+
+    def _look_soon(self) -> None:
+        self._news.set()
+
+    async def _pull(self) -> None:
+        due: float | None = None
+        while True:
+            await self._wait_for_news(due)
+            self._is_looking = True
+            try:
+                due = await self._look()
+            except StaleError:
+                due = None  # the member was ended: `on_lost` ends this task
+            except JournalError as error:
+                self.journal_failed(error)
+                await self._clock.sleep(AGAIN)
+                due = self._clock.time()
+            finally:
+                self._is_looking = False
+
+    async def _wait_for_news(self, due: float | None) -> None:
+        if not self._news.is_set():
+            pause = None if due is None else min(max(due - self._clock.time(), 0.0), LONGEST)
+            with time_limit(pause, self._clock):
+                await self._news.wait()
+        self._news = anyio.Event()
+
+    async def _look(self) -> float | None:
+        """Do what there is to do now; return when the next row is due."""
+        self._take_note()
+        if self.state.is_refused:
+            await self._recover()
+        else:
+            self._in_vain = 0
+        partitions = self._partitions()
+        if self._is_stopped or self.state.is_draining:
+            await self.figures.find_oldest(self.journal, self.state, partitions)
+            return None
+        if partitions is not None and not partitions:
+            return None
+        if self._releases_keys:
+            await self._release_keys()
+        due = await self.journal.next_due(self.name, partitions)
+        await self._note_recovery(is_recovering=due.has_suspects)
+        if due.has_suspects and await self._run_alone(partitions):
+            return 0.0
+        if due.time is not None and due.time <= self._clock.time() and await self._claim():
+            return 0.0
+        await self._read_on()
+        self.start_workers()
+        due = await self.journal.next_due(self.name, partitions)
+        await self.figures.count_rows(self.journal, self.state, due)
+        return None if self._is_full else due.time  # the end of a delivery makes room
+
+    def check_stall(self, head: int) -> None:
+        """Begin messages that nobody has begun for too long, and say so; called often."""
+        state, now = self.state, self._clock.now()
+        with state.lock:
+            state.head = max(state.head, head)
+            is_stuck = self._is_stuck()
+        since = self._stuck_since if self._stuck_since is not None else now
+        self._stuck_since = since if is_stuck else None
+        if is_stuck and now - since >= STALL:
+            self._stuck_since = None
+            state.counts.stalls += 1
+            self.on_stall()
+            self.look()
+
+    def _is_stuck(self) -> bool:
+        """Tell whether there is something to do, and nothing has been told to do it."""
+        state = self.state
+        if state.member is None or state.is_draining or self._is_stopped or self._gate.is_closed:
+            return False
+        if self._is_looking or self._news.is_set() or self._workers > self._idle:
+            return False
+        return bool(state.ready) or (state.has_low_stock and self._has_more)
+
+    def _take_note(self) -> None:
+        """Log what commits did on another thread."""
+
+    # -- rows that run alone ---------------------------------------------------------------------
+
+    async def _note_recovery(self, *, is_recovering: bool) -> None:
+        """Log once that rows are left which were in flight when their process ended."""
+        was_recovering, self.figures.is_recovering = self.figures.is_recovering, is_recovering
+        if is_recovering and not was_recovering:
+            rows = await self.journal.due(self.name, self._clock.time(), 1000)
+            offsets = [row.offset for row in rows if row.alone]
+            if offsets:
+                log.info(
+                    "subscription_recovered",
+                    subscription=self.name,
+                    offset=min(offsets) - 1,
+                    in_flight_until=max(offsets),
+                )
+
+    async def _run_alone(self, partitions: Collection[int] | None) -> bool:
+        """Run one row with nothing beside it; return whether there may be another."""
+        pause = self._rate.wait(self._clock.now())
+        if pause > 0:
+            await self._clock.sleep(pause)
+        limit = self._rules.ack_timeout or ALONE
+        if not await self._gate.close(limit):
+            await self._run_beside(limit)
+            return True
+        try:
+            claims = await self.journal.claim(
+                self.member, self.name, 1, self._clock.time(), partitions=partitions, alone=True
+            )
+            for one in self.state.admit_claims(claims, alone=True):
+                self._rate.take(self._clock.now())
+                await self._run_one_alone(one)
+            await self.journal.commit([], self.member)
+        finally:
+            self._gate.open()
+        return bool(claims)
+
+    async def _run_one_alone(self, one: InFlight) -> None:
+        if self._rules.retry.pause(one.attempt - 1, None) is None:
+            one.attempt -= 1
+            self._failed(one, None, alone=True)
+            return
+        ended = anyio.Event()
+
+        async def run() -> None:
+            self._gate.running += 1
+            try:
+                await self.run(one, alone=True)
+            finally:
+                self._gate.leave()
+                ended.set()
+
+        one.worker = self._spawn(run, "alone")
+        # One without a time limit does not keep all others waiting until it ends.
+        with time_limit(ALONE if self._rules.ack_timeout is None else None, self._clock):
+            await ended.wait()
+
+    async def _run_beside(self, waited: float) -> None:
+        """Let rows run beside others, as those have run for too long; nothing is counted.
+
+        Those of partitions that were acquired meanwhile, too: each would wait anew for all others.
+        """
+        now, partitions = self._clock.time(), self._partitions()
+        for row in await self.journal.due(self.name, now, 1000):
+            if row.alone and (partitions is None or row.partition in partitions):
+                moved = row.moved(State.WAITING, time=now, due=0.0, alone=False)
+                with suppress(StaleError):  # another process has it
+                    await self.journal.commit([Put(moved)], self.member)
+                    self.state.counts.not_alone += 1
+                    if not self.figures.beside:  # once is enough
+                        log.warning("subscription_not_alone", subscription=self.name, waited=waited)
+                    self.figures.beside.add(row.offset)
+
+    # -- what was refused ------------------------------------------------------------------------
+
+    async def _recover(self) -> None:
+        """Find out what was refused, and drop it."""
+        self.state.is_refused = False
+        self.state.head = await self.journal.head()
+        await self.check_ownership()
+        held: list[Settlement] = []
+        offsets: set[int] = set()
+        has_progress = False
+        for settlement in self.state.take_settled():
+            # After a seek, a message may run twice here: its row ends once.
+            own = {one.offset for one in settlement.ended}
+            if own.isdisjoint(offsets) and await self._is_current(settlement):
+                held.append(settlement)
+                offsets |= own
+            else:
+                self.state.forget(settlement)
+                has_progress = True
+        self.state.settle_again(held)
+        self._in_vain = 0 if has_progress else self._in_vain + 1
+        if self._in_vain > IN_VAIN:
+            await self._clock.sleep(AGAIN)
+
+    async def _is_current(self, settlement: Settlement) -> bool:
+        for operation in settlement.operations:
+            if isinstance(operation, Fence) and not self.state.owns(operation):
+                return False
+            if isinstance(operation, Drop | Put):
+                row = operation.row
+                wanted = row.version if isinstance(operation, Drop) else row.version - 1
+                stored = await self.journal.row(row.subscription, row.offset)
+                if (0 if stored is None else stored.version) != wanted:
+                    return False
+        return True
+
+    # -- what the modes do -----------------------------------------------------------------------
+
+    async def check_ownership(self) -> None:
+        """Drop what others own now."""
+
+    async def balance(self, members: Sequence[int]) -> None:
+        """Take and leave a fair part of the work of these members; called often."""
+
+    async def _release_keys(self) -> None:
+        """Let keys go on that wait for a dead letter."""
+
+    def _partitions(self) -> Collection[int] | None:
+        return None
+
+    _is_full = False
+    """The last claim took all that there was room for."""
+
+    @property
+    @abstractmethod
+    def _has_more(self) -> bool:
+        """Whether messages wait in the journal."""
+
+    @abstractmethod
+    async def _claim(self) -> bool:
+        """Claim rows that are due; return whether there were any."""
+
+    @abstractmethod
+    async def _read_on(self) -> None:
+        """Get new messages from the log."""
