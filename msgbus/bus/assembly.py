@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from msgbus.handlers.registration import Registration
     from msgbus.messages.message import Event
     from msgbus.messages.results import CommandResult, FailedResult
-    from msgbus.subscriptions.config import RetryTiers
+    from msgbus.resilience.config import RetryConfig
 
 
 class Assembly:
@@ -45,11 +45,11 @@ class Assembly:
         """Describe the policy around a handler, outermost first, if there is one."""
         return None
 
-    def retry_tiers(self, registration: Registration) -> RetryTiers:  # noqa: ARG002
+    def durable_retry(self, registration: Registration) -> RetryConfig:  # noqa: ARG002
         """Get the retries of a durable handler without `retry=`, or of an enqueued command."""
-        from msgbus.subscriptions.config import RetryTiers
+        from msgbus.resilience.config import DURABLE_RETRY
 
-        return RetryTiers()
+        return DURABLE_RETRY
 
     def writes_names(self) -> bool:
         """Whether wire names leave this process, and so must be unique.

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from msgbus.journal.port import Journal
+    from msgbus.journal.ports import Journal
     from msgbus.runtime.event_loop import Runtime
 
 
@@ -78,7 +78,8 @@ class MessageBus(
         provide: What handlers may ask for by annotation.
         resolver: A dependency-injection container behind the `Resolver` port.
         journal: Where messages and deliveries are recorded, and where durable handlers go on
-            after a restart: a URL such as `sqlite:///shop.db`, or a `Journal`.
+            after a restart, shared with other processes: a URL such as `sqlite:///shop.db`, or a
+            `Journal`.
         clock: Where time comes from; a `VirtualClock` in tests.
     """
 
@@ -274,6 +275,7 @@ class MessageBus(
 
         Raises:
             ConfigurationError: The set-up has faults, all of them listed; nothing was started.
+            JournalError: The journal cannot be opened or read.
             BusClosedError: It is stopping; wait for `stop` to return.
             ForeignLoopError: It runs on another event loop.
         """
@@ -326,9 +328,10 @@ class MessageBus(
         """Refuse new work, drain the queues, and report what was not finished.
 
         Handlers may send messages while the bus drains. What is not finished within `timeout`
-        seconds is cancelled and counted; `None` waits without limit. Open sessions and streams
-        end with the bus. A second call returns the same report. Until the next `start` the bus
-        raises `BusClosedError`.
+        seconds is cancelled and counted; `None` waits without limit. What durable handlers have
+        not done stays in the journal, for other processes or the next start. Open sessions and
+        streams end with the bus. A second call returns the same report. Until the next `start`
+        the bus raises `BusClosedError`.
 
         Raises:
             InsideHandlerError: Called by a handler, which would wait for itself.
@@ -412,8 +415,9 @@ class MessageBus(
         """Wait until no handler of this bus has work left.
 
         By counting, not by time: it returns as soon as every queue is empty, every handler
-        idle, and every durable handler active in this process at the head of the journal.
-        Delayed events that are not due do not count, nor do retries in the journal's schedule.
+        idle, and every durable handler of this bus at the head of the journal, in whichever
+        process. Delayed events that are not due do not count, nor do messages that wait for a
+        retry in the journal, or behind a dead letter of their key.
 
         Raises:
             SettleTimeoutError: Something still runs after `timeout`; it is named.

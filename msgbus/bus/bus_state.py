@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from msgbus.bus.assembly import Assembly
     from msgbus.bus.commands import CommandRunner
     from msgbus.bus.config import BusConfig
+    from msgbus.bus.durable.hub import DurableBus
     from msgbus.bus.events import EventPublisher
     from msgbus.bus.protocols import IMessageBus
     from msgbus.bus.requests import Requests
     from msgbus.bus.session import BusSession, SessionState
     from msgbus.bus.streams import EventMatcher, EventStream
-    from msgbus.durability.hub import Durability
     from msgbus.handlers.injection import Providers
     from msgbus.handlers.registry import IRegistry
     from msgbus.runtime.clock import Clock
@@ -89,7 +89,7 @@ class BusState(Quiescence):
         self.topics = TopicPlans()
         """Plans of events published under a topic other than their class's."""
         self.threads = ThreadPool(config.max_threads)
-        self.durability: Durability | None = None
+        self.durability: DurableBus | None = None
         """Everything about the journal, if the bus has one."""
         self.depth_watch = DepthWatch(config.name, config.max_depth)
         self.unstarted: list[BoundedEventQueue] | None = None
@@ -438,7 +438,8 @@ class BusState(Quiescence):
         text = redact_exception(error)
         frame = frame_handling(message)
         # For durable handlers the subscription logs it: it knows whether there is a retry.
-        if not lane.is_durable or self._is_acknowledged(lane, meta.message_id):
+        durability = self.durability
+        if durability is None or not lane.is_durable or durability.is_acknowledged(meta.message_id):
             log.error(
                 "handler_failed",
                 bus=self.config.name,
@@ -462,12 +463,6 @@ class BusState(Quiescence):
         if not lane.is_durable:  # for those the subscription knows which attempt is the last
             self.observers.failed(lane.registration, lane.session_id, message, error)
         self.assembly.event_failed(lane, message, error)
-
-    def _is_acknowledged(self, lane: Lane, message_id: str) -> bool:
-        """Whether a durable handler has acknowledged an event that it failed on."""
-        return self.durability is not None and self.durability.subscribers.is_acknowledged(
-            lane.registration, message_id
-        )
 
 
 def _make(registration: Registration, providers: Providers) -> None:

@@ -105,6 +105,7 @@ class CommandRunner:
         retried: bool = False,
         session: SessionState | None = None,
         is_replay: bool = False,
+        delivery: object = None,
     ) -> CommandResult[R]:
         """Execute a stored command, which has no caller and so no deadline.
 
@@ -117,6 +118,7 @@ class CommandRunner:
             retried: Whether the caller retries, so that no policy has to.
             session: The session whose handler is called, if not the bus's.
             is_replay: Whether it comes from a dead letter.
+            delivery: The delivery of a queue, which fences all that the handler writes.
 
         Raises:
             MissingHandlerError: It has no handler.
@@ -129,7 +131,9 @@ class CommandRunner:
                 return self.failed(frame, error, elapsed)
             return FailedResult(frame, error, redact_exception(error), elapsed, _unconcerned)
 
-        frame: CommandResult[R] = QueuedResult(command, plan, attempt, retried=retried)
+        frame: CommandResult[R] = QueuedResult(
+            command, plan, attempt, retried=retried, delivery=delivery
+        )
         return await self.run(plan, frame, fail=fail)
 
     def prepare(

@@ -47,10 +47,10 @@ class BusConfig(Options):
     """Commands and deliveries that may wait to be recorded; beyond that, handlers wait."""
 
     require_ack: Literal["memory", "os", "fsync", "quorum", "quorum_fsync"] | None = None
-    """The least that a journal must promise for each append; otherwise the start fails."""
+    """What a commit of the journal must survive; otherwise the start fails."""
 
     command_workers: int = Field(default=10, ge=1)
     """Enqueued commands that this bus handles at the same time."""
 
-    command_lease: float = Field(default=10.0, gt=0)
-    """Seconds after which an enqueued command is retried if its process has died."""
+    member_ttl: float = Field(default=5.0, gt=0)
+    """Seconds without renewal after which others take over; one in the journal's URL wins."""

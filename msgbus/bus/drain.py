@@ -17,8 +17,8 @@ from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.bus.bus_state import BusState
+    from msgbus.bus.durable.hub import DurableBus
     from msgbus.bus.lanes.lane import Lane
-    from msgbus.durability.hub import Durability
     from msgbus.handlers.registration import Registration
     from msgbus.messages.message import Event
     from msgbus.runtime.clock import Clock
@@ -62,7 +62,7 @@ async def wait_until_idle(state: BusState, timeout: float | None) -> None:
                 raise SettleTimeoutError(busy, seconds=timeout)
 
 
-async def _wait_until_all_idle(state: BusState, durability: Durability) -> None:
+async def _wait_until_all_idle(state: BusState, durability: DurableBus) -> None:
     while True:
         await _wait_until_lanes_idle(state, None)
         await durability.caught_up()

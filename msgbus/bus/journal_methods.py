@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from msgbus.bus.bus_state import BusState
+    from msgbus.bus.durable.hub import DurableBus
+    from msgbus.bus.durable.outbox import Outbox
+    from msgbus.bus.durable.relaying import Relay, RelayReport
+    from msgbus.bus.durable.replay import ReplayReport
+    from msgbus.bus.durable.tickets import Ticket
+    from msgbus.bus.durable.transactions import Transaction
     from msgbus.bus.subscription import Subscription
-    from msgbus.durability.hub import Durability
-    from msgbus.durability.outbox import Outbox
-    from msgbus.durability.relaying import Relay, RelayReport
-    from msgbus.durability.replaying import ReplayReport
-    from msgbus.durability.tickets import Ticket
-    from msgbus.durability.transactions import Transaction
     from msgbus.handlers.delivery import StartAt
-    from msgbus.journal.port import Journal
+    from msgbus.journal.ports import Journal
     from msgbus.messages.message import Command
 
 T = TypeVar("T")
@@ -42,15 +42,15 @@ class JournalMethods(SendingMethods):
     def _open_journal_methods(self, journal: str | Journal | None) -> None:
         if journal is None:
             return
-        from msgbus.durability.hub import Durability
-        from msgbus.journal.port import Journal
+        from msgbus.bus.durable.hub import DurableBus
+        from msgbus.journal.ports import Journal
 
         if not isinstance(journal, str):
             fix = 'Give a URL such as "sqlite:///shop.db", or all that msgbus.journal.Journal has.'
             require_members(journal, Journal, "The journal", fix)
-        self._state.durability = Durability(self._state, journal)
+        self._state.durability = DurableBus(self._state, journal)
 
-    def _durability(self, what: str) -> Durability:
+    def _durability(self, what: str) -> DurableBus:
         if self._state.durability is None:
             message = (
                 f"{what} needs a journal, and this bus has none. "
@@ -74,7 +74,7 @@ class JournalMethods(SendingMethods):
         Raises:
             ConfigurationError: The bus has no journal.
         """
-        from msgbus.durability.transactions import Transaction
+        from msgbus.bus.durable.transactions import Transaction
 
         return Transaction(self._durability("bus.transaction()"))
 
@@ -87,8 +87,9 @@ class JournalMethods(SendingMethods):
         Raises:
             ConfigurationError: The bus has no journal.
             ForbiddenStatementError: It tried to commit, attach or change settings.
+            StaleError: Called in a durable handler whose message another process has now.
         """
-        return await self._durability("bus.transact()").journal.transact(function)
+        return await self._durability("bus.transact()").transact(function)
 
     async def replay(
         self,
@@ -197,8 +198,12 @@ class JournalMethods(SendingMethods):
         delay: float | None = None,
         *,
         headers: Mapping[str, str] | None = None,
+        unique: str | None = None,
+        on_duplicate: Literal["join", "refuse"] = "join",
     ) -> Ticket[R]:
-        return await self._durability("bus.enqueue()").commands.add(command, delay, headers)
+        return await self._durability("bus.enqueue()").commands.add(
+            command, delay, headers, unique=unique, on_duplicate=on_duplicate
+        )
 
     async def ticket(self, message_id: str) -> Ticket[Any]:
         """Get the ticket of a command enqueued by this process or another.
@@ -211,9 +216,9 @@ class JournalMethods(SendingMethods):
 
 
 def _check_outbox(outbox: object, limit: int) -> None:
-    from msgbus.durability.outbox import Outbox
+    from msgbus.bus.durable.outbox import Outbox
 
-    require_members(outbox, Outbox, "The outbox", "See msgbus.durability.Outbox for what they do.")
+    require_members(outbox, Outbox, "The outbox", "See msgbus.bus.durable.Outbox for what they do.")
     if limit < 1:
         message = f"limit must be at least 1, not {limit}."
         raise ValueError(message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from typing_extensions import TypeVar
 
@@ -12,10 +12,10 @@ from msgbus.messages.message import Command, Event, R
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from msgbus.bus.durable.tickets import Ticket
     from msgbus.bus.monitoring.handler_info import HandlerInfo
     from msgbus.bus.session import BusSession
     from msgbus.bus.streams import EventStream, Expectation, Where
-    from msgbus.durability.tickets import Ticket
     from msgbus.handlers.filters import FilterLike
     from msgbus.handlers.registry import HandlerRegistry
     from msgbus.messages.message import Message
@@ -153,6 +153,8 @@ class SendingMethods(Protocol):
         delay: float | None = None,
         *,
         headers: Mapping[str, str] | None = None,
+        unique: str | None = None,
+        on_duplicate: Literal["join", "refuse"] = "join",
     ) -> Ticket[R]:
         """Store `command` in the journal, to be handled later, here or in another process.
 
@@ -165,9 +167,14 @@ class SendingMethods(Protocol):
             command: The command; its reply is stored as JSON for the ticket.
             delay: Seconds before it may begin.
             headers: Text inherited by every message that it causes.
+            unique: While a command of this class and this key waits or runs, in whichever
+                process, no other is enqueued. Not inside `bus.transaction()`.
+            on_duplicate: What a second command of a `unique` key gets: `"join"` the ticket of
+                the first, `"refuse"` a `DuplicateCommandError`.
 
         Raises:
             ConfigurationError: The bus has no journal, or the reply has no JSON form.
+            DuplicateCommandError: One of its `unique` key waits or runs already.
             WrongMessageTypeError: It is not a command, or it is a query.
             StoredMessageError: It cannot be written as JSON.
             BusClosedError: The bus is stopping or has stopped.

@@ -8,12 +8,12 @@ from msgbus.errors import BusStateError
 
 if TYPE_CHECKING:
     from msgbus.bus.bus_state import BusState
+    from msgbus.bus.durable.handlers import DurableHandler
     from msgbus.bus.lanes.lane import Lane
     from msgbus.handlers.delivery import StartAt
     from msgbus.handlers.registration import Registration
     from msgbus.messages.message import Message
     from msgbus.subscriptions.progress import Progress
-    from msgbus.subscriptions.subscription import DurableSubscription
 
 
 @final
@@ -79,7 +79,7 @@ class Subscription:
             self._made_lane().pause()
 
     def resume(self) -> None:
-        """Continue after `pause`, or retry a blocked message once."""
+        """Continue after `pause`; else let parked keys go. Retry a blocked message once."""
         if self.is_durable:
             self._durable().resume()
         else:
@@ -99,7 +99,7 @@ class Subscription:
         Raises:
             BusStateError: It is not durable, or the bus has not started.
         """
-        return self._durable().progress()
+        return self._durable().require_progress()
 
     async def caught_up(self, offset: int | None = None, timeout: float | None = None) -> int:
         """Wait until everything up to `offset`, or to the current head, is acknowledged.
@@ -110,16 +110,13 @@ class Subscription:
         """
         return await self._durable().caught_up(offset, timeout)
 
-    def _durable(self) -> DurableSubscription:
+    def _durable(self) -> DurableHandler:
         durability = self._state.durability
-        handler = None if durability is None else durability.subscribers.of(self._registration)
+        handler = None if durability is None else durability.handlers.of(self._registration)
         if handler is None:
             message = f"{self.name} is not durable: it has no cursor in a journal."
             raise BusStateError(message)
-        if handler.subscription is None:
-            message = f"{self.name} reads the journal once the bus is started."
-            raise BusStateError(message)
-        return handler.subscription
+        return handler
 
     def _made_lane(self) -> Lane:
         session = None
@@ -137,7 +134,7 @@ class Subscription:
         state.require_own_thread("close a handler of")
         state.registry.remove(self._registration, self._session_id)
         if state.durability is not None:
-            await state.durability.subscribers.forget(self._registration, timeout)
+            await state.durability.handlers.forget(self._registration, timeout)
         lane = self._lane
         abandoned = 0
         if lane is not None:

@@ -229,6 +229,18 @@ class Lane:
         finally:
             self.queue.release()
 
+    def interrupt(self, item: Gated) -> None:
+        """Cancel what runs on an event that another process has now, or remove it."""
+        item.is_withdrawn = True
+        if item in self.queue.items:
+            self.queue.items.remove(item)
+            self.queue.counts.abandoned += 1
+            self.host.notify_idle_waiters()
+            return
+        for worker in self.workers:
+            if any(one is item for one in worker.gated):
+                worker.task.cancel()
+
     def pause(self) -> None:
         """Take no more events until `resume`; those in flight finish."""
         self.is_paused = True

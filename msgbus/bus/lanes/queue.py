@@ -82,11 +82,13 @@ class Gated:
         "_report",
         "attempt",
         "commit",
+        "delivery",
         "error",
         "event",
         "gate",
         "is_filtered",
         "is_handled",
+        "is_withdrawn",
     )
 
     def __init__(
@@ -98,6 +100,7 @@ class Gated:
         *,
         commit: Gate | None = None,
         attempt: int = 1,
+        delivery: object = None,
     ) -> None:
         self.event = event
         self.gate = gate
@@ -107,6 +110,10 @@ class Gated:
         """Opens when the journal has the event."""
         self.attempt = attempt
         """The number of the first attempt of this delivery."""
+        self.delivery = delivery
+        """The delivery of a durable handler, which fences all that it writes."""
+        self.is_withdrawn = False
+        """Whether another process has the event now."""
         self.is_handled = False
         """Whether the handler succeeded, or its filter rejected the event."""
         self.is_filtered = False
@@ -261,7 +268,11 @@ class BoundedEventQueue:
 
     def wake_one(self) -> None:
         """Wake an idle worker; raises on another thread, and nothing has changed."""
-        self.sleepers[-1].wake()
+        try:
+            waker = self.sleepers[-1]
+        except IndexError:
+            return  # on another thread only: it was woken between the caller's look and this one
+        waker.wake()
         self.sleepers.pop()
 
     def _cross(self, callback: Callable[[QueueLevel], object] | None, *, is_high: bool) -> None:

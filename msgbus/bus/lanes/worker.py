@@ -14,6 +14,7 @@ from msgbus.bus.lanes.queue import Gated
 from msgbus.handlers.filters import passes
 from msgbus.messages.frame import (
     BatchFrame,
+    DeliveryFrame,
     EventFrame,
     Frame,
     RetriedFrame,
@@ -111,7 +112,9 @@ class Worker:
                     continue
                 began = now()
                 self.gated = (gated,)
-                if gated.attempt > 1:
+                if gated.delivery is not None:
+                    frame = DeliveryFrame(event, lane, gated.delivery)
+                elif gated.attempt > 1:
                     frame = RetriedFrame(gated.attempt)
                     counts.retried += 1
             frame.message = event
@@ -198,6 +201,7 @@ class ListWorker(Worker):
             events = await self._wanted(taken)
             if lane.queue.has_gated:
                 self.gated = [item for item in taken if type(item) is Gated]
+                events = self._not_withdrawn(events)
             if events:
                 await self._handle_list(events)
             self._report_outcomes(taken, all_attempted=not lane.is_aborted)
@@ -312,17 +316,36 @@ class ListWorker(Worker):
                 self.in_flight -= 1
         return wanted
 
+    def _not_withdrawn(self, events: list[Event]) -> list[Event]:
+        """Leave out events that another process has now."""
+        withdrawn = {id(item.event) for item in self.gated if item.is_withdrawn}
+        left = [event for event in events if id(event) not in withdrawn]
+        self._abandon(len(events) - len(left))
+        self.in_flight -= len(events) - len(left)
+        return left
+
+    def _deliveries_of(self, events: list[Event]) -> tuple[Any, ...] | None:
+        if not self._lane.is_durable:
+            return None
+        known = {id(item.event): item.delivery for item in self.gated}
+        return tuple(known[id(event)] for event in events)
+
+    def _unfinished(self, events: list[Event]) -> list[Event]:
+        return [event for event in events if id(event) not in self._errors]
+
     async def _handle_list(self, events: list[Event]) -> None:
         """Deliver the list; if it fails, retry it once, then deliver each event alone."""
         lane = self._lane
         error = await self._call(events, 1)
-        if error is not None and not lane.is_aborted and not lane.is_retried:
+        events = self._unfinished(events)
+        if error is not None and events and not lane.is_aborted and not lane.is_retried:
             self._log_retry(events, error)
             error = await self._call(events, 2)
+            events = self._unfinished(events)
         if error is None:
             self._finish(len(events), [], None)
             return
-        if len(events) == 1:
+        if len(events) <= 1:
             self._finish(0, events, error)
             return
         if not lane.is_aborted:
@@ -331,7 +354,8 @@ class ListWorker(Worker):
             if lane.is_aborted:
                 return
             error = await self._call([event], 3)
-            self._finish(1 if error is None else 0, [event] if error else [], error)
+            failed = self._unfinished([event]) if error else []
+            self._finish(1 if error is None else 0, failed, error)
 
     def _log_retry(self, events: list[Event], error: BaseException) -> None:
         frame = frame_handling(events[0])
@@ -360,13 +384,26 @@ class ListWorker(Worker):
                 lane.failed(event, error, 1)
 
     async def _call(self, events: list[Event], attempt: int) -> BaseException | None:
-        """Call the handler; return its error, if it failed."""
+        """Call the handler; return its error, if it failed.
+
+        Events that a transaction of a failed handler has acknowledged are finished.
+        """
+        deliveries = self._deliveries_of(events)
+        error = await self._invoke(events, attempt, deliveries)
+        if error is not None and deliveries is not None:
+            pairs = zip(events, deliveries, strict=True)
+            self._finish(0, [event for event, one in pairs if one and one.is_ended], error)
+        return error
+
+    async def _invoke(
+        self, events: list[Event], attempt: int, deliveries: tuple[Any, ...] | None
+    ) -> BaseException | None:
         lane = self._lane
         invoke = lane.invoke
         assert invoke is not None  # noqa: S101 (workers are made only after `open`)
         if attempt > 1:
             lane.queue.counts.retried += len(events)
-        frame = BatchFrame(events, lane, attempt)
+        frame = BatchFrame(events, lane, attempt, deliveries)
         set_frame(frame)
         try:
             # A copy: a handler that empties its list must neither change the counts nor leave

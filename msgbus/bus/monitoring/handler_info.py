@@ -124,7 +124,7 @@ def _info(state: BusState, registration: Registration, session: SessionState | N
     if registration.source is not None:
         made = "once" if providers.is_singleton(registration.source) else "per message"
     durability = state.durability
-    durable = None if durability is None else durability.subscribers.of(registration)
+    durable = None if durability is None else durability.handlers.of(registration)
     pattern = registration.pattern
     return HandlerInfo(
         name=registration.name,

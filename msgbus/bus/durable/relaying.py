@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, final
 
 import anyio
 
-from msgbus.durability.batching import Batch
-from msgbus.durability.transactions import current_transaction
-from msgbus.durability.wire_names import WireNames
+from msgbus.bus.durable.batching import Batch
+from msgbus.bus.durable.transactions import current_transaction
+from msgbus.bus.durable.wire_names import WireNames
 from msgbus.errors import BusClosedError, BusStateError, StoredMessageError
 from msgbus.messages.frame import current_frame
 from msgbus.messages.message import Event, metadata_of
@@ -20,15 +20,15 @@ from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.durability.hub import Durability
-    from msgbus.durability.outbox import Outbox, OutboxEntry
+    from msgbus.bus.durable.hub import DurableBus
+    from msgbus.bus.durable.outbox import Outbox, OutboxEntry
     from msgbus.runtime.event_loop import Runtime, Task, Waker
 
 GRACE: Final = 1.0
 """Real seconds for a pass that is under way when the bus stops."""
 
 REMEMBERED: Final = 10_000
-"""Refused entries that are not told of again."""
+"""Refused entries that are not logged again."""
 
 
 @final
@@ -58,7 +58,7 @@ class RelayReport:
 class Relays:
     """All relays of one bus."""
 
-    def __init__(self, hub: Durability) -> None:
+    def __init__(self, hub: DurableBus) -> None:
         self._hub = hub
         self._relays: list[Relay] = []
         self._known = WireNames(Event, hub.codec)
@@ -162,7 +162,7 @@ class Relay:
     """Looks into one outbox again and again, as long as the bus runs, until it is closed."""
 
     def __init__(
-        self, relays: Relays, hub: Durability, outbox: Outbox, every: float, limit: int
+        self, relays: Relays, hub: DurableBus, outbox: Outbox, every: float, limit: int
     ) -> None:
         self._relays = relays
         self._hub = hub

@@ -1,12 +1,12 @@
-"""Who is shown history, and which part of it."""
+"""`ReplayTarget`: the handler that history is replayed to, and which part of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, final
 
+from msgbus.bus.durable.wire_names import WireNames
 from msgbus.bus.subscription import Subscription
-from msgbus.durability.wire_names import WireNames
 from msgbus.errors import ConfigurationError, HandlerSignatureError
 from msgbus.handlers.registration import make_registration
 from msgbus.handlers.signatures import annotated_classes
@@ -14,7 +14,7 @@ from msgbus.messages.message import Event
 from msgbus.messages.topics.pattern import TopicPattern
 
 if TYPE_CHECKING:
-    from msgbus.durability.hub import Durability
+    from msgbus.bus.durable.hub import DurableBus
     from msgbus.handlers.injection import Call
     from msgbus.handlers.registration import Registration
     from msgbus.journal.records import Record
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @final
-class Audience:
-    """One handler, ready to be called, and what it is to see.
+class ReplayTarget:
+    """One handler, ready to be called, and the messages that it gets.
 
     Raises:
         ConfigurationError: There is no such handler.
@@ -32,7 +32,7 @@ class Audience:
 
     def __init__(
         self,
-        hub: Durability,
+        hub: DurableBus,
         to: str | Subscription | Callable[..., Any],
         *,
         names: Collection[str] | None,
@@ -49,20 +49,20 @@ class Audience:
             self.registration, classes = _of_function(to)
             self.call = hub.state.bound(self.registration)
         self.names = _names(hub, classes, names)
-        """The wire names it is to see; `None` for all."""
+        """Wire names of its messages; `None` for all."""
         self._topic = None if topic is None else TopicPattern(topic)
         queue = self.registration.queue or hub.state.config.queue
         self.size = queue.batch_size if self.registration.batch else 1
-        """How many events it is shown at a time."""
+        """Events that it gets at a time."""
 
     def wants(self, record: Record) -> bool:
-        """Whether its topic is among those that are to be seen."""
+        """Tell whether a record is for it, by its topic."""
         patterns = (self.registration.pattern, self._topic)
         return all(one is None or one.matches(record.topic) for one in patterns)
 
 
-def _registered(hub: Durability, to: str | Subscription) -> Registration:
-    """The registration of a handler of the bus, by its own name or the one in the journal."""
+def _registered(hub: DurableBus, to: str | Subscription) -> Registration:
+    """Return the registration of a handler, by its own name or that of its subscription."""
     known = [
         one
         for session_id, one in hub.state.registry.registrations()
@@ -84,8 +84,8 @@ def _registered(hub: Durability, to: str | Subscription) -> Registration:
     raise ConfigurationError(message)
 
 
-def _names_of(hub: Durability, registration: Registration) -> list[str]:
-    handler = hub.subscribers.of(registration)
+def _names_of(hub: DurableBus, registration: Registration) -> list[str]:
+    handler = hub.handlers.of(registration)
     full = f"{registration.name}[{registration.target_name}]"
     return [full if handler is None else handler.name, registration.name, full]
 
@@ -105,7 +105,7 @@ def _of_function(
 
 
 def _names(
-    hub: Durability, classes: tuple[type[Message], ...], names: Collection[str] | None
+    hub: DurableBus, classes: tuple[type[Message], ...], names: Collection[str] | None
 ) -> Collection[str] | None:
     if isinstance(names, str):
         names = (names,)

@@ -1,47 +1,47 @@
-"""Events that wait in the journal for their time: kept by a crash, published once."""
+"""Delayed events: they wait in the journal, survive a crash, and are published once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, final
 
-from msgbus.durability.rounds import Rounds
-from msgbus.durability.transactions import current_transaction
-from msgbus.durability.wire_names import type_named
-from msgbus.errors import BusClosedError, JournalConflictError, JournalError, StoredMessageError
-from msgbus.journal.operations import Append, Operation, Schedule, Unschedule
-from msgbus.journal.records import Scheduled
+from msgbus.bus.durable.fencing import owned_deliveries
+from msgbus.bus.durable.listening import journal_task
+from msgbus.bus.durable.transactions import current_transaction
+from msgbus.bus.durable.wire_names import type_named
+from msgbus.errors import BusClosedError, JournalError, StaleError, StoredMessageError
+from msgbus.journal.operations import Append, Drop, Operation
+from msgbus.journal.records import DELAYED, Pending, Record, State
+from msgbus.messages.frame import current_frame
 from msgbus.messages.message import Event
 from msgbus.messages.receipts import PublishReceipt, PublishStatus
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
+    from msgbus.bus.durable.hub import DurableBus
+    from msgbus.bus.durable.publishing import Placed
     from msgbus.bus.plans import EventPlan
-    from msgbus.durability.hub import Durability
-    from msgbus.durability.publishing import Placed
     from msgbus.runtime.event_loop import Runtime
 
 GROUP: Final = 100
 """Events that are published in one commit."""
 
-RECOUNT: Final = 1.0
-"""Seconds between looks at how many there are, for those that other processes add."""
-
 
 @final
 class _Due:
-    """A scheduled event whose time has come, and what is to become of it."""
+    """A delayed event that is due, and what happens to it."""
 
-    def __init__(self, entry: Scheduled, event: Event | None) -> None:
-        self.entry = entry
+    def __init__(self, row: Pending, record: Record, event: Event | None) -> None:
+        self.row = row
+        self.record = record
         self.event = event
         """`None` if this process cannot read it: it is published as it stands."""
         self.plan: EventPlan | None = None
         self.placed: Placed | None = None
         self.receipt: PublishReceipt | None = None
-        """What became of it, if that is known."""
+        """The receipt of its publish, if that is known."""
         self.reason = ""
-        """Why it is refused, if it is."""
+        """The reason for its refusal, if it is refused."""
 
     @property
     def is_filtered(self) -> bool:
@@ -55,7 +55,7 @@ class _Due:
         self.reason = redact_exception(error)
 
     def not_ours(self) -> None:
-        """Another process has it, or nobody yet: as if it had never been looked at."""
+        """Take back what was counted: another process publishes it, or nobody yet."""
         if self.plan is None:
             return
         if self.is_filtered:
@@ -66,19 +66,18 @@ class _Due:
 
 @final
 class Scheduler:
-    """Keeps events in the journal, and publishes them when they are due.
+    """Keeps delayed events in the journal, and publishes them when they are due.
 
-    Every bus on a journal does so. What is due is taken out of the schedule in the commit that
-    appends it, so one of them gets it, whoever was first to keep it.
+    Every bus on a journal does so. The row of an event is dropped in the commit that appends
+    it, so exactly one process publishes it.
     """
 
-    def __init__(self, hub: Durability) -> None:
+    def __init__(self, hub: DurableBus) -> None:
         self._hub = hub
-        self._rounds = Rounds(hub, "schedule", self._round)
+        self._task = journal_task(hub, "delayed events", self._publish_due)
         self._changes = 0
-        self._counted_at = float("-inf")
         self.count = 0
-        """How many wait, as far as is known."""
+        """Number of delayed events, as last counted."""
 
     # -- in and out ------------------------------------------------------------------------------
 
@@ -87,26 +86,32 @@ class Scheduler:
 
         Raises:
             StoredMessageError: It cannot be written as JSON.
+            StaleError: The handler that publishes it has lost its message to another process.
             JournalError: The journal did not take it.
         """
         hub = self._hub
+        owned_deliveries(current_frame.get())
         now = hub.state.clock.time()
         record = hub.codec.encode(event, time=now)
-        operation = Schedule(Scheduled(record.message_id, now + delay, record))
+        operation = Append(record, DELAYED, now + delay)
         transaction = current_transaction.get()
         if transaction is not None and transaction.hub is hub:
             transaction.add(operation)
             return PublishReceipt(PublishStatus.ACCEPTED, handlers=handlers)
-        await hub.publisher.commit([operation], ())
+        await hub.publisher.commit([operation])
         self._changed(1)
-        self._rounds.wake()
+        self._task.wake()
         return PublishReceipt(PublishStatus.DURABLE, handlers=handlers)
 
     async def remove(self, message_id: str) -> bool:
-        """Take an event out of the schedule; false if it is not there any more."""
+        """Cancel a delayed event; false if it does not wait any more."""
+        waiting = (State.WAITING,)
+        rows = await self._hub.journal.find(DELAYED, waiting, key=message_id, limit=1)
         try:
-            await self._hub.publisher.commit([Unschedule(message_id, required=True)], ())
-        except JournalConflictError:
+            await self._hub.publisher.commit([Drop(row) for row in rows])
+        except StaleError:
+            return False
+        if not rows:
             return False
         self._changed(-1)
         self._hub.state.observers.unscheduled(message_id)
@@ -117,10 +122,9 @@ class Scheduler:
         self.count = max(self.count + by, 0)
 
     async def recount(self) -> int:
-        """How many wait, whoever has scheduled them."""
+        """Count the delayed events of all processes."""
         seen = self._changes
-        count = await self._hub.journal.count_scheduled()
-        self._counted_at = self._hub.state.clock.now()
+        count = (await self._hub.journal.count(DELAYED)).get(State.WAITING, 0)
         if seen == self._changes:
             self.count = count
         return self.count
@@ -128,62 +132,60 @@ class Scheduler:
     # -- life ------------------------------------------------------------------------------------
 
     def open(self, runtime: Runtime) -> None:
-        """Begin to publish, first of all what became due meanwhile."""
-        self._rounds.open(runtime)
+        """Begin to publish what is due."""
+        self._task.open(runtime)
 
     def wake(self) -> None:
-        """Look whether there is something new."""
-        self._rounds.wake()
+        """Look for events that are due."""
+        self._task.wake()
 
     async def stop(self) -> None:
         """Publish nothing more."""
-        await self._rounds.stop()
+        await self._task.stop()
 
     async def caught_up(self) -> None:
         """Wait until everything that is due now has been published."""
         hub = self._hub
-        while hub.state.accepting and self._rounds.is_open:
-            due = await hub.journal.next_due()
+        while hub.state.accepting and self._task.is_open:
+            due = (await hub.journal.next_due(DELAYED)).time
             if due is None or due > hub.state.clock.time():
                 return
-            await self._rounds.next()
+            await self._task.next()
 
     # -- what is due -----------------------------------------------------------------------------
 
-    async def _round(self) -> float | None:
+    async def _publish_due(self) -> float | None:
         state, journal = self._hub.state, self._hub.journal
         while state.accepting:
-            entries = await journal.due(state.clock.time(), GROUP)
-            if not entries:
+            rows = await journal.due(DELAYED, state.clock.time(), GROUP)
+            if not rows:
                 break
-            await self._publish(entries)
+            await self._publish(rows)
         if not state.accepting:
             return None
-        if state.clock.now() - self._counted_at >= RECOUNT:
-            await self.recount()
-        due = await journal.next_due()
+        due = (await journal.next_due(DELAYED)).time
         return None if due is None else due - state.clock.time()
 
-    async def _publish(self, entries: Sequence[Scheduled]) -> None:
-        """All of them in one commit; one by one if somebody else has taken some."""
-        batch = [await self._examined(entry) for entry in entries]
+    async def _publish(self, rows: Sequence[Pending]) -> None:
+        """Publish them in one commit; one by one if another process was faster with some."""
+        batch = [await self._examined(row) for row in rows]
         try:
             await self._commit(batch)
         except (JournalError, BusClosedError) as error:
             for one in batch:
                 one.not_ours()
-            if not isinstance(error, JournalConflictError):
-                raise  # they stay where they are, and are tried again
-            if len(entries) > 1:
-                for entry in entries:
-                    await self._publish([entry])
+            if not isinstance(error, StaleError):
+                raise  # they still wait, and are due
+            if len(rows) > 1:
+                for row in rows:
+                    await self._publish([row])
             return
         self._changed(-len(batch))
         for one in batch:
             if one.event is not None:
-                self._tell(one.event, one)
+                self._notify(one.event, one)
 
-    def _tell(self, event: Event, due: _Due) -> None:
+    def _notify(self, event: Event, due: _Due) -> None:
         state = self._hub.state
         receipt = due.receipt or PublishReceipt(PublishStatus.REJECTED, reason=due.reason)
         state.observers.publishing(event, is_due=True)
@@ -191,9 +193,10 @@ class Scheduler:
         if due.reason:
             state.event_publisher.report_refused(event, due.reason)
 
-    async def _examined(self, entry: Scheduled) -> _Due:
-        """The event, once the bus's filters have been asked: before anything has its place."""
-        due = _Due(entry, self._event(entry))
+    async def _examined(self, row: Pending) -> _Due:
+        """Decode an event and ask the bus's filters, before it is put into any queue."""
+        assert row.body is not None  # noqa: S101 (rows of delayed events have their message)
+        due = _Due(row, row.body, self._event(row.body))
         if due.event is None:
             return due
         publishing = self._hub.state.event_publisher
@@ -206,24 +209,24 @@ class Scheduler:
             due.refuse(error)
         return due
 
-    def _event(self, entry: Scheduled) -> Event | None:
+    def _event(self, record: Record) -> Event | None:
         # Its class may have no handler here yet.
-        type_named(entry.record.name, Event, self._hub.codec)
+        type_named(record.name, Event, self._hub.codec)
         try:
-            event = self._hub.decode(entry.record)
+            event = self._hub.decode(record)
         except StoredMessageError:
             return None
         return event if isinstance(event, Event) else None
 
     async def _commit(self, batch: Sequence[_Due]) -> None:
         now = self._hub.state.clock.time()
-        operations: list[Operation] = [Unschedule(one.entry.id, required=True) for one in batch]
+        operations: list[Operation] = [Drop(one.row) for one in batch]
         placed: list[Placed] = []
         owners: list[_Due] = []
         try:
             for one in batch:
                 if one.event is None:
-                    operations.append(Append(one.entry.record._replace(time=now)))
+                    operations.append(Append(one.record._replace(time=now, offset=0)))
                 elif one.is_wanted:
                     await self._place(one, one.event)
                 if one.placed is not None:

@@ -1,35 +1,41 @@
-"""The user's own rows and events in one commit: both are there, or neither is."""
+"""SQL of the user and events in one commit: `async with bus.transaction() as tx:`."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, Final, Self, final
+from typing import TYPE_CHECKING, Any, Final, Self, cast, final
 
-from msgbus.errors import BusStateError, TransactionRefusedError
-from msgbus.journal.operations import Fence, Mark, Operation, Sql
+from msgbus.bus.durable.fencing import guards_of, member_of, owned_deliveries
+from msgbus.errors import BusStateError, ConfigurationError, TransactionRefusedError
+from msgbus.journal.ports import Tables
 from msgbus.messages.frame import Frame, current_frame
-from msgbus.messages.message import metadata_of
 from msgbus.messages.receipts import ENLISTED, PublishReceipt
+from msgbus.runtime.arguments import missing_members
 
 if TYPE_CHECKING:
+    import sqlite3
     from types import TracebackType
 
-    from msgbus.durability.hub import Durability
-    from msgbus.durability.publishing import Placed
-    from msgbus.durability.subscribers import DurableHandler
+    from msgbus.bus.durable.hub import DurableBus
+    from msgbus.bus.durable.publishing import Placed
+    from msgbus.journal.operations import Operation
+    from msgbus.journal.records import Appended
     from msgbus.messages.message import Event
+    from msgbus.subscriptions.in_flight import InFlight
 
 
 @final
 class _Done:
-    """Nothing to wait for; may be awaited all the same."""
+    """An awaitable that does not wait."""
 
     def __await__(self) -> Generator[Any, None, None]:
         yield from ()
 
 
 _DONE: Final = _Done()
+
+Statement = tuple[str, Sequence[Any] | Mapping[str, Any]]
 
 
 @final
@@ -43,27 +49,37 @@ class Transaction:
     ```
 
     Nothing is written before the end of the block, and nothing at all if it raises. The
-    statements run on tables of the user's in the journal's own file.
+    statements run on tables of the user's in the journal's own file. In a durable handler, all
+    of it is refused once another process has the message.
     """
 
-    def __init__(self, hub: Durability) -> None:
+    def __init__(self, hub: DurableBus) -> None:
         self.hub = hub
+        self._statements: list[Statement] = []
         self._operations: list[Operation] = []
         self._events: list[tuple[Event, Frame | None]] = []
-        self._acknowledged: list[tuple[DurableHandler, str]] = []
+        self._deliveries: Sequence[InFlight] = ()
+        self._acknowledged = False
+        self._acknowledging: Sequence[InFlight] = ()
+        """Deliveries that the commit acknowledges."""
         self._is_open = False
         self._token: Token[Transaction | None] | None = None
         self.receipts: list[PublishReceipt] = []
-        """What became of the events, in the order they were published; after the block."""
+        """Receipts of the events, in the order they were published; after the block."""
 
     def execute(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> _Done:
-        """Have `statement` run when the block ends. It may be awaited; it does not wait."""
+        """Have `statement` run when the block ends. It may be awaited; it does not wait.
+
+        Raises:
+            ConfigurationError: The journal has no SQL.
+        """
         self._require_open()
-        self._operations.append(Sql(statement, parameters))
+        self.hub.tables("tx.execute()")
+        self._statements.append((statement, parameters))
         return _DONE
 
     def add(self, *operations: Operation) -> None:
-        """For the bus's parts: have something else written when the block ends."""
+        """Have something else written when the block ends; for the bus's parts."""
         self._require_open()
         self._operations += operations
 
@@ -81,9 +97,9 @@ class Transaction:
     def acknowledge(self) -> None:
         """In a durable handler: commit, with all this, that its message is handled.
 
-        From the end of the block on it is done: what the handler raises then is logged and
-        not tried again, and a crash repeats nothing if the subscription is `idempotent`. In
-        a replay this does nothing.
+        From the end of the block on it is done: what the handler raises then is logged and not
+        retried, and neither a crash nor another process repeats it. In a replay this does
+        nothing.
 
         Raises:
             BusStateError: Not called in a durable handler.
@@ -93,16 +109,12 @@ class Transaction:
         while frame is not None:
             if frame.is_replay:
                 return  # it was acknowledged in its time
-            handler = self.hub.subscribers.of(frame.owner.registration)
-            if handler is not None and frame.events is None:
-                message_id = metadata_of(frame.message).message_id
-                self._operations.append(Fence(handler.name, handler.epoch))
-                self._operations.append(Mark(handler.name, message_id))
-                self._acknowledged.append((handler, message_id))
-                return
             frame = frame.parent
-        message = "There is no message to acknowledge: this is not inside a durable handler."
-        raise BusStateError(message)
+        subscriptions = {one.subscription for one in self._deliveries}
+        if not subscriptions or not subscriptions <= self.hub.handlers.names:
+            message = "There is no message to acknowledge: this is not inside a durable handler."
+            raise BusStateError(message)
+        self._acknowledged = True
 
     def _require_open(self) -> None:
         if not self._is_open:
@@ -113,7 +125,9 @@ class Transaction:
         if self._token is not None:
             message = "A transaction can be used once; ask the bus for another."
             raise BusStateError(message)
-        self.hub.state.require_open("begin a transaction on", current_frame.get())
+        frame = current_frame.get()
+        self.hub.state.require_open("begin a transaction on", frame)
+        self._deliveries = owned_deliveries(frame)
         self._is_open = True
         self._token = current_transaction.set(self)
         return self
@@ -128,7 +142,7 @@ class Transaction:
         assert self._token is not None  # noqa: S101 (set on the way in)
         current_transaction.reset(self._token)
         try:
-            if error is None and (self._operations or self._events):
+            if error is None and self._has_content:
                 await self._commit()
         except BaseException as failure:
             self._tell_not_published(failure)
@@ -136,9 +150,15 @@ class Transaction:
         if error is not None:
             self._tell_not_published(error)
 
+    @property
+    def _has_content(self) -> bool:
+        return bool(self._statements or self._operations or self._events or self._acknowledged)
+
     def _tell_not_published(self, error: BaseException) -> None:
         for event, _ in self._events:
             self.hub.state.observers.not_published(event, error)
+
+    # -- the commit ------------------------------------------------------------------------------
 
     async def _commit(self) -> None:
         placed: list[Placed] = []
@@ -147,15 +167,40 @@ class Transaction:
                 # The first may wait for room. A later one that did would wait for handlers
                 # which wait for this commit.
                 placed.append(await self._place(event, outer, may_wait=not placed))
+            operations = [*self._guards(), *self._operations]
         except BaseException:
             for one in placed:
                 one.refused()
             raise
-        self.receipts = await self.hub.publisher.commit(self._operations, placed)
+        self.receipts = await self.hub.publisher.commit(
+            operations,
+            placed,
+            member=member_of(self._deliveries),
+            write=self._write if self._statements else None,
+        )
         for (event, _), receipt in zip(self._events, self.receipts, strict=True):
             self.hub.state.observers.published(event, receipt)
-        for handler, message_id in self._acknowledged:
-            handler.acknowledged.add(message_id)
+        for delivery in self._acknowledging:
+            self.hub.handlers.acknowledged(delivery)
+
+    def _guards(self) -> list[Operation]:
+        """Return what refuses the commit once another process has the message."""
+        guards = guards_of(self._deliveries)
+        if not self._acknowledged:
+            return guards
+        now = self.hub.state.clock.time()
+        self._acknowledging = [one for one in self._deliveries if not one.is_ended]
+        return [step for one in self._acknowledging for step in one.acknowledgement(now)]
+
+    async def _write(self, operations: Sequence[Operation]) -> list[Appended]:
+        def run(connection: sqlite3.Connection) -> None:
+            for statement, parameters in self._statements:
+                connection.execute(statement, parameters)
+
+        tables = self.hub.tables("tx.execute()")
+        member = member_of(self._deliveries)
+        _, appended = await tables.transact(run, operations, member=member)
+        return appended
 
     async def _place(self, event: Event, outer: Frame | None, *, may_wait: bool) -> Placed:
         publisher = self.hub.publisher
@@ -169,3 +214,18 @@ class Transaction:
 current_transaction: Final[ContextVar[Transaction | None]] = ContextVar(
     "msgbus_transaction", default=None
 )
+
+
+def tables_of(journal: object, what: str) -> Tables:
+    """Return the journal as one that runs SQL of the user.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    if missing_members(journal, Tables):
+        message = (
+            f"{what} runs SQL in the journal's own database, and {journal!r} has none. Use "
+            f'"sqlite:///shop.db", or "sqlite:///:memory:" in tests.'
+        )
+        raise ConfigurationError(message)
+    return cast("Tables", journal)

@@ -43,7 +43,7 @@ class OutboxEntry:
     def of(cls, event: Event) -> OutboxEntry:
         """The entry of an event, to be written in the transaction that it speaks of.
 
-        Inside a handler the message at hand is its cause, as if it were published there.
+        Inside a handler the message being handled is its cause, as if it were published there.
 
         Raises:
             WrongMessageTypeError: It is no event.

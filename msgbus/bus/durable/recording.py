@@ -1,7 +1,8 @@
-"""What was executed and how deliveries ended, written behind the back of those who did it.
+"""Records of executed commands and of deliveries, written in the background.
 
 Commands and deliveries are kept in a bounded buffer and written in groups; a full buffer lets
 handlers wait. What is still in it is lost in a crash: nobody was told that it is durable.
+Durable handlers do not need it: their deliveries are recorded with their acknowledgements.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import anyio
 from typing_extensions import override
 
-from msgbus.errors import HandlerTimeoutError, JournalError, Refusal, StoredMessageError
+from msgbus.errors import JournalError, StoredMessageError
 from msgbus.handlers.observers import BusObserver, CallBegan, CallEnded
-from msgbus.journal.operations import AddDelivery, Append, Operation
-from msgbus.journal.records import DeliveryRecord, Outcome, Record
+from msgbus.journal.operations import Append, Note, Operation
+from msgbus.journal.records import DeliveryRecord, Outcome
 from msgbus.messages.frame import current_frame
 from msgbus.messages.message import Message, Query, SystemEvent, metadata_of
+from msgbus.subscriptions.failures import outcome_of
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.durability.hub import Durability
+    from msgbus.bus.durable.hub import DurableBus
     from msgbus.handlers.registration import Registration
     from msgbus.runtime.event_loop import Runtime, Task, Waker
 
@@ -39,11 +41,11 @@ _NOT_RECORDED: Final = (Query, SystemEvent)
 
 @final
 class JournalRecorder(BusObserver):
-    """The buffer in front of the journal, and the one task that empties it."""
+    """A buffer in front of the journal, and the task that empties it."""
 
     only_watches = True
 
-    def __init__(self, hub: Durability) -> None:
+    def __init__(self, hub: DurableBus) -> None:
         self._hub = hub
         self._clock = hub.state.clock
         self._limit = hub.state.config.record_buffer
@@ -60,7 +62,7 @@ class JournalRecorder(BusObserver):
 
     @property
     def backlog(self) -> int:
-        """What waits to be written, or is being written."""
+        """Number of operations that wait to be written, or are being written."""
         return len(self._operations) + self._writing
 
     # -- what is recorded ------------------------------------------------------------------------
@@ -74,7 +76,9 @@ class JournalRecorder(BusObserver):
             return None
         if per == "message":
             return self._command_began if registration.is_command else None
-        return None if self._what == "messages" else self._watch_attempts(registration.name)
+        if self._what == "messages" or self._hub.is_durable(registration):
+            return None
+        return self._watch_attempts(registration.name)
 
     def _command_began(self, command: Any) -> CallEnded | None:
         """Record a command before it is handled; queries are not."""
@@ -106,7 +110,10 @@ class JournalRecorder(BusObserver):
         now = self._clock.time()
         try:
             record = self._hub.codec.encode(message, time=now)
-        except StoredMessageError as error:
+            # What no journal can hold would fail whatever is written with it.
+            f"{record.topic} {record.key} {record.session_id}".encode()
+            f"{record.correlation_id} {record.causation_id} {record.root_id}".encode()
+        except (StoredMessageError, UnicodeEncodeError) as error:
             log.error(
                 "command_not_recorded",
                 bus=self._hub.state.config.name,
@@ -132,7 +139,7 @@ class JournalRecorder(BusObserver):
         attempt = 1 if frame is None else frame.attempt
         outcome, text = Outcome.OK, None
         if error is not None:
-            outcome, text = _outcome(error), redact_exception(error)
+            outcome, text = outcome_of(error), redact_exception(error)
         # A copy was handed to a batch handler that may have emptied it: the frame has them all.
         messages = [message] if frame is None or frame.events is None else frame.events
         for one in messages:
@@ -145,47 +152,32 @@ class JournalRecorder(BusObserver):
             delivery = DeliveryRecord(
                 meta.message_id, handler, attempt, outcome, wait, run, ended, text, offset or None
             )
-            self.add(AddDelivery(delivery))
+            self.add(Note(delivery))
         is_full = error is None and len(self._operations) >= self._limit
         return self.room() if is_full else None
 
-    def burial(
-        self, record: Record, handler: str, attempts: int, error: BaseException | None
-    ) -> list[Operation]:
-        """That a message was given up, to be written with its dead letter."""
-        now = self._clock.time()
-        return self._given_up(
-            record.message_id, handler, attempts, error, now - record.time, record.offset or None
-        )
-
-    def buried(self, message: Message, handler: str, attempts: int, error: BaseException) -> None:
-        """A message was given up; its dead letter is kept elsewhere."""
+    def dead_lettered(
+        self, message: Message, handler: str, attempt: int, error: BaseException
+    ) -> None:
+        """Record that a message became a dead letter, which is stored elsewhere."""
+        if self._what == "messages":
+            return
         meta = metadata_of(message)
         now = self._clock.time()
         offset, time = meta.recorded or (0, now)
-        for operation in self._given_up(
-            meta.message_id, handler, attempts, error, now - time, offset or None
-        ):
-            self.add(operation)
-
-    def _given_up(
-        self,
-        message_id: str,
-        handler: str,
-        attempts: int,
-        error: BaseException | None,
-        wait: float,
-        offset: int | None,
-    ) -> list[Operation]:
-        if self._what == "messages":
-            return []
-        text = None if error is None else redact_exception(error)
-        now = self._clock.time()
-        end = Outcome.DEAD_LETTERED
+        text, wait = redact_exception(error), max(now - time, 0.0)
         delivery = DeliveryRecord(
-            message_id, handler, attempts, end, max(wait, 0.0), 0.0, now, text, offset
+            meta.message_id,
+            handler,
+            attempt,
+            Outcome.DEAD_LETTERED,
+            wait,
+            0.0,
+            now,
+            text,
+            offset or None,
         )
-        return [AddDelivery(delivery)]
+        self.add(Note(delivery))
 
     # -- the buffer ------------------------------------------------------------------------------
 
@@ -196,11 +188,11 @@ class JournalRecorder(BusObserver):
             self._waker.wake()
 
     def take_causes(self) -> list[Operation]:
-        """What waits, if there are commands in it, to be written before what they caused."""
+        """Take what waits, if commands are in it, to be written before what they caused."""
         return self.take() if self._commands else []
 
     def take(self) -> list[Operation]:
-        """What waits, up to one group of it."""
+        """Take what waits, at most one group."""
         taken = self._operations[:GROUP]
         del self._operations[:GROUP]
         self._commands -= _commands(taken)
@@ -209,7 +201,7 @@ class JournalRecorder(BusObserver):
         return taken
 
     def give_back(self, operations: list[Operation]) -> None:
-        """What was taken could not be written."""
+        """Take back what could not be written."""
         self._operations[:0] = operations
         self._commands += _commands(operations)
 
@@ -244,7 +236,7 @@ class JournalRecorder(BusObserver):
         if task is not None:
             task.cancel()
         await self._write_all()
-        self._tell()
+        self._notify()
 
     async def _work(self) -> None:
         while self._waker is not None:
@@ -286,27 +278,26 @@ class JournalRecorder(BusObserver):
                 error=redact_exception(error),
             )
             await self._clock.sleep(PAUSE)
+        except Exception as error:  # nothing may end this task: others wait for it
+            log.error(
+                "deliveries_not_recorded",
+                bus=self._hub.state.config.name,
+                lost=len(operations),
+                error=redact_exception(error),
+            )
         finally:
             self._writing = 0
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         news, self._news = self._news, []
         for event in news:
             event.set()
 
 
 def _is_delivery(operation: Operation) -> bool:
-    return type(operation) is AddDelivery
+    return type(operation) is Note
 
 
 def _commands(operations: list[Operation]) -> int:
     return sum(type(one) is Append for one in operations)
-
-
-def _outcome(error: BaseException) -> Outcome:
-    if isinstance(error, Refusal):
-        return Outcome.REFUSED
-    if isinstance(error, HandlerTimeoutError):
-        return Outcome.TIMED_OUT
-    return Outcome.FAILED if isinstance(error, Exception) else Outcome.CANCELLED

@@ -1,34 +1,41 @@
-"""History through one handler and no other: `await bus.replay(start, to=handler)`.
+"""Replay of recorded events to one handler: `await bus.replay(start, to=handler)`.
 
-Nothing is appended and no cursor moves: it reads the journal from one place to another, and
-says what became of each event and where to go on.
+A bounded subscription without a cursor: nothing is appended and nothing is acknowledged. The
+report has the outcome of each event, and the offset to continue at.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 import anyio.lowlevel
 
-from msgbus.errors import CorruptRecordError, Refusal, StoredMessageError
+from msgbus.bus.durable.replay_target import ReplayTarget
+from msgbus.errors import Refusal, StoredMessageError
+from msgbus.handlers.delivery import StartAt
 from msgbus.handlers.filters import passes
 from msgbus.journal.codec import RawMessage
-from msgbus.journal.records import Kind
+from msgbus.journal.records import Order, Selection
 from msgbus.messages.frame import ReplayFrame, context_of, current_frame
 from msgbus.messages.message import Event
 from msgbus.runtime.token_bucket import TokenBucket
+from msgbus.subscriptions.progress import start_offset
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import LaneCounts
 
 if TYPE_CHECKING:
+    from datetime import datetime
+    from typing import Any
+
     from msgbus.bus.bus_state import BusState
-    from msgbus.durability.audience import Audience
-    from msgbus.durability.hub import Durability
-    from msgbus.journal.records import Page, Record
+    from msgbus.bus.durable.hub import DurableBus
+    from msgbus.bus.subscription import Subscription
+    from msgbus.journal.ports import Scan
+    from msgbus.journal.records import Record
 
 PAGE: Final = 1000
 """Records that are read at a time."""
@@ -50,7 +57,7 @@ class ReplayFailure:
 
     offset: int
     error: str
-    """What was wrong, with secrets removed."""
+    """Text of the error, redacted."""
     name: str | None = None
     """Its wire name; none if its record is damaged."""
     message_id: str | None = None
@@ -59,7 +66,7 @@ class ReplayFailure:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What became of a replay; the same while it goes on."""
+    """Result of a replay, or its progress."""
 
     handler: str
     start: int
@@ -67,9 +74,9 @@ class ReplayReport:
     last: int
     """The last offset that was to be looked at."""
     next: int
-    """Where to go on: `bus.replay(report.next, ...)` shows what was not shown yet."""
+    """The offset to continue at: `bus.replay(report.next, ...)`."""
     handled: int = 0
-    """Events that the handler was shown and has handled."""
+    """Events that the handler has handled."""
     refused: int = 0
     """Of these, those for which it raised a `Refusal`."""
     filtered: int = 0
@@ -91,31 +98,31 @@ class ReplayReport:
 
 
 @final
-class Stage:
-    """Stands where a lane would: what the frames of a replay belong to."""
+class ReplayLane:
+    """Owner of the frames of a replay, instead of a lane."""
 
     __slots__ = ("backing_off", "bus", "counts", "host", "name", "registration")
 
-    def __init__(self, host: BusState, audience: Audience) -> None:
+    def __init__(self, host: BusState, target: ReplayTarget) -> None:
         self.bus = host.bus
         self.host = host
-        self.name = audience.registration.name
-        self.registration = audience.registration
+        self.name = target.registration.name
+        self.registration = target.registration
         self.backing_off: list[Event] = []
         self.counts = LaneCounts()  # of nobody: a replay says what became of it by itself
 
     def waiting_for_circuit(self, _events: Sequence[Event]) -> AbstractContextManager[None]:
-        """Nobody waits behind a replay."""
+        """Hold nobody back: nothing waits behind a replay."""
         return nullcontext()
 
 
 @final
 class Replay:
-    """One run through history.
+    """One replay.
 
     Args:
         hub: Whose journal it is.
-        audience: Who sees it, and what.
+        target: The handler, and the messages that it gets.
         start: The first offset.
         last: The last offset.
         emit: Whether what the handler emits is published.
@@ -126,8 +133,8 @@ class Replay:
 
     def __init__(
         self,
-        hub: Durability,
-        audience: Audience,
+        hub: DurableBus,
+        target: ReplayTarget,
         start: int,
         last: int,
         *,
@@ -138,9 +145,9 @@ class Replay:
     ) -> None:
         self._hub = hub
         self._clock = hub.state.clock
-        self._audience = audience
-        self._stage = Stage(hub.state, audience)
-        self._call = audience.call
+        self._target = target
+        self._lane = ReplayLane(hub.state, target)
+        self._call = target.call
         self._start = start
         self._next = start
         self._last = last
@@ -156,9 +163,9 @@ class Replay:
         self._failures: list[ReplayFailure] = []
 
     def report(self) -> ReplayReport:
-        """How it stands."""
+        """Return the result so far."""
         return ReplayReport(
-            handler=self._stage.name,
+            handler=self._lane.name,
             start=self._start,
             last=self._last,
             next=self._next,
@@ -173,48 +180,34 @@ class Replay:
         )
 
     async def run(self) -> ReplayReport:
-        """Show all of it, in the order of the journal."""
+        """Replay everything, in the order of the journal."""
+        selection = Selection(
+            names=self._target.names, matches=self._target.wants, order=Order.NONE
+        )
         while self._next <= self._last and not self._is_stopped:
-            page = await self._read()
-            if page is None:
-                continue
-            await self._show(page)
+            first = self._next  # `_show` moves it on
+            scan = await self._hub.journal.read(first - 1, PAGE, selection)
+            await self._show(scan)
             if not self._is_stopped:
-                self._next = min(page.next, self._last + 1)
-            await self._tell()
+                self._next = min(max(scan.upto, first) + 1, self._last + 1)
+            await self._report_progress()
         self._told = float("-inf")
-        await self._tell()
+        await self._report_progress()
         return self.report()
 
     # -- reading ---------------------------------------------------------------------------------
 
-    async def _read(self) -> Page | None:
-        """The next records; `None` if the first of them is damaged."""
-        journal = self._hub.journal
-        try:
-            return await journal.read(self._next, PAGE, names=self._audience.names)
-        except CorruptRecordError as error:
-            if error.offset > self._last:
-                self._next = self._last + 1
-                return None
-            self._next = error.offset
-            self._unreadable += 1
-            self._note(ReplayFailure(offset=error.offset, error=redact_exception(error)))
-            if not self._is_stopped:
-                self._next += 1
-            return None
-
-    async def _show(self, page: Page) -> None:
+    async def _show(self, scan: Scan) -> None:
         waiting: list[tuple[Record, Event]] = []
-        for record in page:
-            if record.offset > self._last or self._is_stopped:
+        for record in scan.records:
+            offset = record if isinstance(record, int) else record.offset
+            if offset > self._last or self._is_stopped:
                 break
-            if record.kind is not Kind.EVENT or not self._audience.wants(record):
-                continue
-            event = self._decode(record)
+            event = self._event(record)
             if isinstance(event, Event):
+                assert not isinstance(record, int)  # noqa: S101 (that is a failure)
                 waiting.append((record, event))
-            if isinstance(event, ReplayFailure) or len(waiting) == self._audience.size:
+            if isinstance(event, ReplayFailure) or len(waiting) == self._target.size:
                 await self._give(waiting)
                 waiting = []
             if isinstance(event, ReplayFailure) and not self._is_stopped:
@@ -222,6 +215,11 @@ class Replay:
                 self._note(event)
         if not self._is_stopped:
             await self._give(waiting)
+
+    def _event(self, record: Record | int) -> Event | ReplayFailure:
+        if isinstance(record, int):
+            return ReplayFailure(offset=record, error="The record is damaged.")
+        return self._decode(record)
 
     def _decode(self, record: Record) -> Event | ReplayFailure:
         try:
@@ -256,7 +254,7 @@ class Replay:
                 await self._give_singly(wanted)
         if not self._is_stopped:
             self._next = shown[-1][0].offset + 1
-        await self._tell()
+        await self._report_progress()
 
     async def _wanted(self, shown: list[tuple[Record, Event]]) -> list[tuple[Record, Event]]:
         """What the handler's own filter lets through, at its rate."""
@@ -285,7 +283,7 @@ class Replay:
         self._note(_failure(record, redact_exception(error)))
 
     async def _passes(self, record: Record, event: Event) -> bool:
-        predicate = self._audience.registration.filter
+        predicate = self._target.registration.filter
         if predicate is None:
             return True
         try:
@@ -298,8 +296,8 @@ class Replay:
 
     async def _try(self, events: list[Event]) -> Exception | None:
         """Call the handler; the error it failed with, if it did."""
-        is_list = self._audience.registration.batch
-        frame = ReplayFrame(events, self._stage, is_list=is_list)
+        is_list = self._target.registration.batch
+        frame = ReplayFrame(events, self._lane, is_list=is_list)
         token = current_frame.set(frame)
         self._calls += 1
         try:
@@ -329,7 +327,7 @@ class Replay:
             await self._clock.sleep(pause)
         self._rate.take(self._clock.now())
 
-    async def _tell(self) -> None:
+    async def _report_progress(self) -> None:
         now = self._clock.now()
         if self._progress is None or now - self._told < NEWS:
             return
@@ -343,3 +341,34 @@ def _failure(record: Record, error: str) -> ReplayFailure:
     return ReplayFailure(
         offset=record.offset, error=error, name=record.name, message_id=record.message_id
     )
+
+
+async def replay_history(
+    hub: DurableBus,
+    start: StartAt | int | datetime,
+    to: str | Subscription | Callable[..., Any],
+    *,
+    until: int | datetime | None,
+    names: Collection[str] | None,
+    topic: str | None,
+    emit: bool,
+    stop: bool,
+    rate: float | None,
+    progress: Callable[[ReplayReport], object] | None,
+) -> ReplayReport:
+    """Replay recorded events to one handler; see `bus.replay`."""
+    hub.state.require_own_thread("replay on")
+    hub.state.require_runtime()
+    begin, end = StartAt.of(start), None if until is None else StartAt.of(until)
+    target = ReplayTarget(hub, to, names=names, topic=topic)
+    # What was executed before is in the journal before it is read.
+    await hub.recorder.flush()
+    last = await hub.journal.head()
+    if end is not None:
+        bound = end.offset
+        if end.time is not None:
+            bound = await hub.journal.offset_at(end.time) - 1
+        last = min(last, last if bound is None else bound)
+    first = max(await start_offset(hub.journal, begin) + 1, await hub.journal.first())
+    replay = Replay(hub, target, first, last, emit=emit, stop=stop, rate=rate, progress=progress)
+    return await replay.run()

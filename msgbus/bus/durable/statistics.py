@@ -1,4 +1,4 @@
-"""What a bus with a journal counts, as plain values for `bus.stats()`."""
+"""Counters of a bus with a journal, for `bus.stats()`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
 
 if TYPE_CHECKING:
-    from msgbus.durability.hub import Durability
-    from msgbus.durability.subscribers import DurableHandler
+    from msgbus.bus.durable.handlers import DurableHandler
+    from msgbus.bus.durable.hub import DurableBus
 
 
-def subscription_stats(hub: Durability) -> dict[str, SubscriptionStats]:
-    """How each durable handler stands, by its name in the journal."""
-    return {handler.name: _figures(handler) for handler in hub.subscribers}
+def subscription_stats(hub: DurableBus) -> dict[str, SubscriptionStats]:
+    """Return the counters of each durable handler, by the name of its subscription."""
+    return {handler.name: _figures(handler) for handler in hub.handlers}
 
 
 def _figures(handler: DurableHandler) -> SubscriptionStats:
@@ -44,17 +44,16 @@ def _figures(handler: DurableHandler) -> SubscriptionStats:
         redelivered=counts.redelivered,
         dead_lettered=counts.dead_lettered,
         dropped=counts.dropped,
-        stalls=counts.stalls,
         errors=counts.errors,
         last_error=progress.last_error,
     )
 
 
-def journal_stats(hub: Durability) -> JournalStats:
-    """What is written to the journal, and what waits to be."""
-    level = hub.level
+def journal_stats(hub: DurableBus) -> JournalStats:
+    """Return the counters of the journal."""
+    promises = hub.promises
     return JournalStats(
-        level=None if level is None else level.name.lower(),
+        level=None if promises is None else promises.level,
         appended=hub.publisher.appended,
         backlog=hub.recorder.backlog,
         write_failures=hub.recorder.failures,

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final, final
 
 import anyio
 
-from msgbus.durability.transactions import current_transaction
+from msgbus.bus.durable.transactions import current_transaction
 from msgbus.errors import BusClosedError
 from msgbus.messages.frame import current_frame
 from msgbus.messages.message import SystemEvent, require_event
 from msgbus.messages.receipts import PublishReceipt
 
 if TYPE_CHECKING:
+    from msgbus.bus.durable.hub import DurableBus
+    from msgbus.bus.durable.publishing import Placed
     from msgbus.bus.plans import EventPlan
-    from msgbus.durability.hub import Durability
-    from msgbus.durability.publishing import Placed
     from msgbus.messages.message import Event
 
 LARGEST: Final = 1000
@@ -40,7 +40,7 @@ class Batch:
 
     def __init__(
         self,
-        hub: Durability,
+        hub: DurableBus,
         told: Callable[[Event, PublishReceipt], object],
         size: int = LARGEST,
     ) -> None:

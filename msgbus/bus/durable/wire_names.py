@@ -33,7 +33,8 @@ class WireNames(Collection[str]):
         return self._names
 
     def __contains__(self, name: object) -> bool:
-        return name in self._now()
+        # Names are never taken away; asked for every record that is appended.
+        return name in self._names or name in self._now()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._now())
