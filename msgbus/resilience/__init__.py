@@ -10,7 +10,6 @@ from msgbus.runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
     from msgbus.errors import CircuitOpenError as CircuitOpenError
-    from msgbus.journal.letters import JournalDeadLetterStore as JournalDeadLetterStore
     from msgbus.middleware.chaos import ChaosMiddleware as ChaosMiddleware
     from msgbus.resilience.breaker import (
         CircuitBreaker as CircuitBreaker,
@@ -26,25 +25,32 @@ if TYPE_CHECKING:
         RetryAttempt as RetryAttempt,
         RetryConfig as RetryConfig,
     )
-    from msgbus.resilience.dead_letters import DeadLetterQueue as DeadLetterQueue
-    from msgbus.resilience.letter_files import ImportReport as ImportReport
-    from msgbus.resilience.letters import (
+    from msgbus.resilience.dead_letters.entry import (
         DeadLetterEntry as DeadLetterEntry,
         LetterStatus as LetterStatus,
     )
-    from msgbus.resilience.memory_store import MemoryDeadLetterStore as MemoryDeadLetterStore
-    from msgbus.resilience.policy import Policy as Policy
-    from msgbus.resilience.replay import (
+    from msgbus.resilience.dead_letters.files import ImportReport as ImportReport
+    from msgbus.resilience.dead_letters.filters import LetterFilter as LetterFilter
+    from msgbus.resilience.dead_letters.journal_store import (
+        JournalDeadLetterStore as JournalDeadLetterStore,
+    )
+    from msgbus.resilience.dead_letters.memory import (
+        MemoryDeadLetterStore as MemoryDeadLetterStore,
+    )
+    from msgbus.resilience.dead_letters.queue import DeadLetterQueue as DeadLetterQueue
+    from msgbus.resilience.dead_letters.replay import (
         LetterReplayReport as LetterReplayReport,
         ReplayOutcome as ReplayOutcome,
     )
-    from msgbus.resilience.sqlite_store import SqliteDeadLetterStore as SqliteDeadLetterStore
-    from msgbus.resilience.stores import (
+    from msgbus.resilience.dead_letters.sqlite import (
+        SqliteDeadLetterStore as SqliteDeadLetterStore,
+    )
+    from msgbus.resilience.dead_letters.store import (
         DeadLetterStore as DeadLetterStore,
-        LetterFilter as LetterFilter,
         LetterGroup as LetterGroup,
         LetterPage as LetterPage,
         Overflow as Overflow,
     )
+    from msgbus.resilience.policy import Policy as Policy
 else:
     __getattr__, __dir__ = lazy_names(__name__)

@@ -31,11 +31,19 @@ from msgbus.middleware.concurrency import ConcurrencyLimitMiddleware
 from msgbus.middleware.rate_limit import RateLimitMiddleware
 from msgbus.resilience.breaker import CircuitBreaker
 from msgbus.resilience.circuits import Circuits
-from msgbus.resilience.config import CircuitBreakerConfig, RateLimit, RetryAttempt
-from msgbus.resilience.dead_letters import DeadLetterQueue
+from msgbus.resilience.config import (
+    DEFAULT_RETRY,
+    DURABLE_RETRY,
+    NO_RETRY,
+    CircuitBreakerConfig,
+    RateLimit,
+    RetryAttempt,
+    RetryConfig,
+)
+from msgbus.resilience.dead_letters.entry import DeadLetterEntry
+from msgbus.resilience.dead_letters.memory import MemoryDeadLetterStore
+from msgbus.resilience.dead_letters.queue import DeadLetterQueue
 from msgbus.resilience.guard import Guard, keep_earlier_events
-from msgbus.resilience.letters import DeadLetterEntry
-from msgbus.resilience.memory_store import MemoryDeadLetterStore
 from msgbus.resilience.policy import Breaker, Policy, PolicyTable, describe
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -51,7 +59,6 @@ if TYPE_CHECKING:
     from msgbus.messages.results import CommandResult, FailedResult
     from msgbus.middleware.chain import Middleware
     from msgbus.resilience.retry import FailureRecord
-    from msgbus.subscriptions.config import RetryTiers
 
 
 @final
@@ -82,7 +89,7 @@ class ResilientAssembly(Assembly):
 
     def _policy_of(self, registration: Registration) -> Policy:
         policy = self.policies.of(registration)
-        if self._state.is_durable(registration) and self._tiers(registration) is not None:
+        if self._state.is_durable(registration):
             # Its subscription retries, and counts attempts across restarts.
             return replace(policy, retry=None)
         return policy
@@ -136,7 +143,9 @@ class ResilientAssembly(Assembly):
         now = self._state.clock.time()
         attempts = 1 if context is None else context.attempt
         if self._state.durability is not None:
-            self._state.durability.recorder.buried(message, registration.name, attempts, error)
+            self._state.durability.recorder.dead_lettered(
+                message, registration.name, attempts, error
+            )
         return self.letters.add(
             message,
             handler=registration.name,
@@ -194,17 +203,12 @@ class ResilientAssembly(Assembly):
         return state.wrap(registration, call, "message")
 
     @override
-    def retry_tiers(self, registration: Registration) -> RetryTiers:
-        # A policy that cannot be expressed as tiers is applied in process, around each delivery.
-        from msgbus.subscriptions.config import RetryTiers
-
-        return self._tiers(registration) or RetryTiers(max_attempts=1)
-
-    def _tiers(self, registration: Registration) -> RetryTiers | None:
-        from msgbus.subscriptions.tiers import tiers_of
-
+    def durable_retry(self, registration: Registration) -> RetryConfig:
         retry = self.policies.of(registration).retry
-        return None if retry is None else tiers_of(retry)
+        if retry is None:
+            return NO_RETRY
+        # The default of the bus is for callers who wait; a given one is used as it is.
+        return DURABLE_RETRY if retry is DEFAULT_RETRY else retry
 
     @override
     def writes_names(self) -> bool:

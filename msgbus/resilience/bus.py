@@ -24,11 +24,16 @@ from msgbus.messages.message import (
 )
 from msgbus.resilience.assembly import ResilientAssembly
 from msgbus.resilience.breaker import CircuitBreaker
-from msgbus.resilience.config import CircuitBreakerConfig, RateLimit, RetryConfig
-from msgbus.resilience.dead_letters import DeadLetterQueue
+from msgbus.resilience.config import (
+    DEFAULT_RETRY,
+    CircuitBreakerConfig,
+    RateLimit,
+    RetryConfig,
+)
+from msgbus.resilience.dead_letters.queue import DeadLetterQueue
+from msgbus.resilience.dead_letters.redelivery import redeliver
+from msgbus.resilience.dead_letters.store import DeadLetterStore
 from msgbus.resilience.policy import Breaker, Policy, PolicyOptions, PolicyTable, Target
-from msgbus.resilience.redelivery import redeliver
-from msgbus.resilience.stores import DeadLetterStore
 from msgbus.runtime.arguments import refuse_unknown
 from msgbus.telemetry.stats import BusStats
 
@@ -36,13 +41,12 @@ if TYPE_CHECKING:
     from msgbus.handlers.filters import FilterLike
     from msgbus.handlers.injection import Resolver
     from msgbus.handlers.registry import HandlerRegistry, IRegistry
-    from msgbus.journal.port import Journal
+    from msgbus.journal.ports import Journal
     from msgbus.middleware.chain import Middleware
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime
 
 
-DEFAULT_RETRY: Final = RetryConfig()
 DEFAULT_BREAKER: Final = CircuitBreakerConfig()
 
 
@@ -120,7 +124,7 @@ class ResilientMessageBus(MessageBus):
             dead_letters = self._in_journal() if self._are_letters_journaled else "memory"
         self._letters = self._assembly.letters = _queue_of(dead_letters, self._state.clock)
         if self._letters is not None:
-            self._letters.connect(partial(redeliver, self._state))
+            self._letters.connect(partial(redeliver, self._state), self._letter_settled)
             self._letters.on_event(self._publish_letter_event)
 
     @override
@@ -187,7 +191,7 @@ class ResilientMessageBus(MessageBus):
 
     def _in_journal(self) -> DeadLetterStore:
         # Not at the top: a bus without a journal does not import one.
-        from msgbus.journal.letters import JournalDeadLetterStore
+        from msgbus.resilience.dead_letters.journal_store import JournalDeadLetterStore
 
         # A function: the journal is opened at first use.
         return JournalDeadLetterStore(lambda: self.journal)
@@ -223,6 +227,11 @@ class ResilientMessageBus(MessageBus):
         finally:
             if self._letters is not None:
                 await self._letters.close()
+
+    async def _letter_settled(self) -> None:
+        """Let durable handlers go on with what was parked behind a letter."""
+        if self._state.durability is not None:
+            await self._state.durability.look()
 
     def _publish_letter_event(self, event: SystemEvent) -> None:
         self._state.system_events.publish(

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, final
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from msgbus.errors import (
+    ConfigurationError,
+    Refusal,
+    StoredMessageError,
+    Unhandleable,
+    WrongMessageTypeError,
+)
 from msgbus.runtime.arguments import Options
 
 MESSAGE_ERRORS: Final[tuple[type[Exception], ...]] = (
@@ -21,6 +29,18 @@ MESSAGE_ERRORS: Final[tuple[type[Exception], ...]] = (
 )
 """Errors caused by the message or the code, not by a service that is down. By default they do not
 count as failures of a circuit; an `OSError` does, even if it is one of these too."""
+
+PERMANENT: Final = (
+    Refusal,
+    Unhandleable,
+    ConfigurationError,
+    WrongMessageTypeError,
+    StoredMessageError,
+    ValidationError,
+    RecursionError,
+)
+"""Errors that no retry can fix, now or later. An open circuit and a closed bus are not among them:
+a durable subscription waits until they have passed."""
 
 Ignored: TypeAlias = type[Exception] | Callable[[Exception], bool]
 """An exception type, or a function that returns whether an exception is ignored."""
@@ -51,9 +71,9 @@ class RetryConfig(Options):
     """When a failed handler is retried: exponential backoff with jitter.
 
     The delay doubles from `initial_delay` to `max_delay`. Any strategy of tenacity may replace
-    the numbers: `RetryConfig(stop=stop_after_delay(60), wait=wait_random(1, 5))`. Errors that
-    cannot succeed later are never retried: a `Refusal`, an open circuit, a missing handler, a
-    message that does not validate.
+    the numbers: `RetryConfig(stop=stop_after_delay(60), wait=wait_random(1, 5))`; not on a durable
+    handler, as a function cannot be stored. Errors that cannot succeed later are never retried: a
+    `Refusal`, a missing handler, a message that does not validate.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -74,6 +94,13 @@ class RetryConfig(Options):
     """Multiply each delay by a random factor between 0.5 and 1.5, so that callers which failed
     together do not retry together."""
 
+    in_process: float = Field(default=5.0, ge=0)
+    """Longer delays of a durable handler are kept in the journal, so that a restart neither forgets
+    nor shortens them."""
+
+    message_retries: int | None = Field(default=None, ge=0)
+    """At most so many retries after one of `MESSAGE_ERRORS`; `None` for `max_retries`."""
+
     retry_on: tuple[type[Exception], ...] = (Exception,)
     """Only these are retried."""
 
@@ -91,6 +118,79 @@ class RetryConfig(Options):
 
     on_retry: Callable[[RetryAttempt], None] | None = None
     """Called before each delay."""
+
+    def delay(self, attempt: int, chance: float = 0.5) -> float:
+        """Return the seconds between the failed attempt number `attempt` and the next.
+
+        Args:
+            attempt: Number of the failed attempt, from 1.
+            chance: A random number from 0 to 1 for the jitter; 0.5 changes nothing.
+        """
+        try:
+            delay = self.initial_delay * self.exponential_base ** (attempt - 1)
+        except OverflowError:
+            delay = self.max_delay if self.initial_delay else 0.0
+        if self.jitter:
+            delay = min(delay, self.max_delay) * (0.5 + chance)
+        return min(delay, self.max_delay)
+
+    def allows(self, error: BaseException) -> bool:
+        """Tell whether another attempt may follow this error, as far as its type says."""
+        return isinstance(error, self.retry_on) and not isinstance(
+            error, (*PERMANENT, *self.give_up_on)
+        )
+
+    def retries_of(self, error: BaseException) -> int:
+        """Return how many retries there are at most if the last attempt ended in this error."""
+        is_of_message = isinstance(error, MESSAGE_ERRORS) and not isinstance(error, OSError)
+        if self.message_retries is None or not is_of_message:
+            return self.max_retries
+        return min(self.message_retries, self.max_retries)
+
+    def pause(self, attempt: int, error: BaseException | None) -> float | None:
+        """Return the seconds until the next attempt of a durable handler, or `None` for none.
+
+        Args:
+            attempt: Number of the failed attempt, from 1.
+            error: Why it failed; `None` if its process ended.
+        """
+        if error is not None and not self.allows(error):
+            return None
+        retries = self.max_retries if error is None else self.retries_of(error)
+        return None if attempt > retries else self.delay(attempt, random.random())
+
+
+DEFAULT_RETRY: Final = RetryConfig()
+"""Retries of a `ResilientMessageBus` without `retry=`, in process."""
+
+NO_RETRY: Final = RetryConfig(max_retries=0)
+
+DURABLE_RETRY: Final = RetryConfig(
+    max_retries=8, initial_delay=0.5, exponential_base=3.0, max_delay=600.0, message_retries=2
+)
+"""Retries of durable handlers and enqueued commands without `retry=`: hours for a service that is
+down, seconds for a message that cannot be handled."""
+
+
+def require_storable(retry: RetryConfig, who: str) -> None:
+    """Raise if a durable handler cannot use these retries.
+
+    Args:
+        retry: Its retries.
+        who: Its name, for the error.
+
+    Raises:
+        ConfigurationError: They are functions, which the journal cannot store.
+    """
+    functions = {"stop": retry.stop, "wait": retry.wait, "retry": retry.retry}
+    given = ", ".join(f"{name}=" for name, function in functions.items() if function is not None)
+    if given:
+        message = (
+            f"{who} cannot use RetryConfig({given}...): its retries are kept in the journal and "
+            f"may be made by another process, which does not have the function. Use max_retries, "
+            f"initial_delay, exponential_base, max_delay, retry_on and give_up_on instead."
+        )
+        raise ConfigurationError(message)
 
 
 class CircuitBreakerConfig(Options):

@@ -13,15 +13,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, cast, final
 
 import tenacity
-from pydantic import ValidationError
 
-from msgbus.errors import (
-    BusStateError,
-    CircuitOpenError,
-    ConfigurationError,
-    Refusal,
-    WrongMessageTypeError,
-)
+from msgbus.errors import BusStateError, CircuitOpenError
+from msgbus.resilience.config import PERMANENT
 
 if TYPE_CHECKING:
     from msgbus.resilience.config import RetryConfig
@@ -29,16 +23,8 @@ if TYPE_CHECKING:
 
 CIRCUIT_OPEN: Final = "circuit open"
 
-PERMANENT: Final = (
-    Refusal,
-    ConfigurationError,
-    WrongMessageTypeError,
-    BusStateError,
-    CircuitOpenError,
-    ValidationError,
-    RecursionError,
-)
-"""Errors that no retry can fix."""
+_NOT_IN_PROCESS: Final = (*PERMANENT, BusStateError, CircuitOpenError)
+"""Errors that no retry can fix while the caller waits."""
 
 
 @final
@@ -84,9 +70,9 @@ class Retry:
         self.config = config
         self._clock = clock
         self._chance = chance
-        self._stop = config.stop or tenacity.stop_after_attempt(config.max_retries + 1)
+        self._stop = config.stop or self._is_last
         self._wait = config.wait or self._back_off
-        self._retry = config.retry or tenacity.retry_if_exception(self._is_wanted)
+        self._retry = config.retry or tenacity.retry_if_exception(config.allows)
 
     def begin(self) -> tenacity.RetryCallState:
         """Make the state that tenacity's strategies read, for one message."""
@@ -105,7 +91,7 @@ class Retry:
         """Decide after attempt number `attempt` has failed with `error`."""
         if isinstance(error, CircuitOpenError):
             return RetryDecision(None, CIRCUIT_OPEN)
-        if isinstance(error, PERMANENT):
+        if isinstance(error, _NOT_IN_PROCESS):
             return RetryDecision(None, "permanent error")
         now = self._clock.now()
         state.attempt_number = attempt
@@ -123,19 +109,13 @@ class Retry:
         state.idle_for += delay
         return RetryDecision(delay)
 
-    def _is_wanted(self, error: BaseException) -> bool:
-        config = self.config
-        return isinstance(error, config.retry_on) and not isinstance(error, config.give_up_on)
+    def _is_last(self, state: tenacity.RetryCallState) -> bool:
+        error = None if state.outcome is None else state.outcome.exception()
+        assert error is not None  # noqa: S101 (only failures are decided on)
+        return state.attempt_number > self.config.retries_of(error)
 
     def _back_off(self, state: tenacity.RetryCallState) -> float:
-        config = self.config
-        try:
-            delay = config.initial_delay * config.exponential_base ** (state.attempt_number - 1)
-        except OverflowError:
-            delay = config.max_delay if config.initial_delay else 0.0
-        if config.jitter:
-            delay = min(delay, config.max_delay) * (0.5 + self._chance())
-        return min(delay, config.max_delay)
+        return self.config.delay(state.attempt_number, self._chance())
 
 
 def first_failure(clock: Clock) -> FailureRecord:

@@ -1,4 +1,4 @@
-"""Dead letters as JSON lines: one letter a line, for keeping, moving and reading elsewhere."""
+"""Export and import of dead letters: JSON lines, one letter a line."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any, Final, TextIO, TypeAlias, cast, final
 import anyio.to_thread
 
 from msgbus.errors import DeadLetterError
-from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, from_data
-from msgbus.resilience.stores import DeadLetterStore, LetterFilter
+from msgbus.resilience.dead_letters.entry import DeadLetterEntry, LetterStatus, from_data
+from msgbus.resilience.dead_letters.filters import LetterFilter
+from msgbus.resilience.dead_letters.store import DeadLetterStore
 from msgbus.telemetry.redaction import redact_exception
 
 Destination: TypeAlias = "str | os.PathLike[str] | TextIO"
@@ -25,7 +26,7 @@ _PAGE: Final = 500
 @final
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What became of a file of letters."""
+    """Result of an import."""
 
     imported: int
     known: int
@@ -35,7 +36,7 @@ class ImportReport:
 async def write_letters(
     store: DeadLetterStore, which: LetterFilter, destination: Destination
 ) -> int:
-    """Write all letters that fit; how many.
+    """Write all letters that fit; return how many.
 
     A path gets its file only once that is complete: what was there before stays till then.
     """
@@ -59,6 +60,8 @@ async def write_letters(
 
 async def _write(store: DeadLetterStore, which: LetterFilter, file: TextIO) -> int:
     number, cursor = 0, None
+    # A letter of a durable handler moves to the end when it is dealt with.
+    which = replace(which, upto=await store.head())
     while True:
         page = (await store.page(which, after=cursor, limit=_PAGE)).whole()
         lines = [json.dumps(letter.data(), ensure_ascii=False) + "\n" for letter in page.letters]
@@ -88,7 +91,7 @@ def _read(source: Destination) -> Sequence[DeadLetterEntry]:
 
 
 def _parsed(lines: Iterable[str | bytes], name: str) -> list[DeadLetterEntry]:
-    """All letters, each checked before any is taken."""
+    """Return all letters; each is checked before any is taken."""
     letters: dict[str, DeadLetterEntry] = {}
     rest = iter(lines)
     for number in count(1):

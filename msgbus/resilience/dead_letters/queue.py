@@ -1,20 +1,32 @@
-"""The dead-letter queue: what became of messages that were given up, and what to do about it."""
+"""`DeadLetterQueue`: finds, replays, edits and discards dead letters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Self, TypeAlias, final
 
 from typing_extensions import Unpack
 
 from msgbus.errors import BusStateError, DeadLetterError, LetterNotFoundError
 from msgbus.messages.message import Message, Query, SystemEvent
-from msgbus.resilience.letter_edits import changed_letter
-from msgbus.resilience.letter_events import Herald
-from msgbus.resilience.letter_files import Destination, ImportReport, read_letters, write_letters
-from msgbus.resilience.letter_queries import (
+from msgbus.resilience.dead_letters.entry import (
+    DeadLetterEntry,
+    LetterStatus,
+    at,
+    edited_letter,
+    letter_about,
+)
+from msgbus.resilience.dead_letters.events import LetterNotifier
+from msgbus.resilience.dead_letters.files import (
+    Destination,
+    ImportReport,
+    read_letters,
+    write_letters,
+)
+from msgbus.resilience.dead_letters.filters import (
     LetterFilters,
     LetterQuery,
     MessageTypes,
@@ -22,16 +34,16 @@ from msgbus.resilience.letter_queries import (
     checked_limit,
     letters_meant,
 )
-from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, at, letter_about
-from msgbus.resilience.memory_store import MemoryDeadLetterStore
-from msgbus.resilience.replay import (
+from msgbus.resilience.dead_letters.memory import MemoryDeadLetterStore
+from msgbus.resilience.dead_letters.replay import (
     LetterReplayReport,
-    Progress,
+    OnProgress,
+    OnSettled,
     Redeliver,
     Replayer,
     ReplayOutcome,
 )
-from msgbus.resilience.stores import (
+from msgbus.resilience.dead_letters.store import (
     DeadLetterStore,
     LetterGroup,
     LetterPage,
@@ -67,23 +79,23 @@ class DeadLetterQueue:
         self._clock: Clock = SystemClock() if clock is None else clock
         self._replayer = Replayer(self.store, self._clock)
         self._redeliver: Redeliver | None = None
-        self._herald = Herald()
-        self.store.listen(self._herald.lost)
+        self._notifier = LetterNotifier()
+        self.store.listen(self._notifier.lost)
 
     @property
     def added(self) -> int:
         """Letters that were taken."""
-        return self._herald.added
+        return self._notifier.added
 
     @property
     def dropped(self) -> int:
-        """Letters that fell out of a full store."""
-        return self._herald.dropped
+        """Letters dropped by a full store."""
+        return self._notifier.dropped
 
     @property
     def refused(self) -> int:
         """Letters that were not taken, or could not be kept."""
-        return self._herald.refused
+        return self._notifier.refused
 
     @property
     def size(self) -> int:
@@ -98,14 +110,14 @@ class DeadLetterQueue:
         Raises:
             DeadLetterStoreError: The store cannot be opened.
         """
-        self._herald.runtime = current_runtime()
+        self._notifier.runtime = current_runtime()
         await self.store.open()
-        await self._replayer.release()
+        await self.store.release()
 
     async def close(self) -> None:
         """Keep what was added, and close the store."""
         await self.store.close()
-        self._herald.runtime = None
+        self._notifier.runtime = None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -114,19 +126,22 @@ class DeadLetterQueue:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    def connect(self, redeliver: Redeliver) -> None:
-        """Say how a message is handed to one handler once more.
+    def connect(self, redeliver: Redeliver, on_settled: OnSettled | None = None) -> None:
+        """Set the function that hands a message to one handler once more.
 
         `redeliver` gets the letter: `letter.message` with its own id, and by `letter.handler`,
         `letter.scope` and `letter.target` the one handler it is of. It gives the handler's
         reply, or raises what the handler raised; it may `add` the letter again itself. If that
-        handler cannot be reached it raises `UndeliverableLetterError`.
+        handler cannot be reached it raises `UndeliverableLetterError`. `on_settled` is called
+        when messages that were parked behind a letter may go on.
         """
         self._redeliver = redeliver
+        if on_settled is not None:
+            self._replayer.on_settled = on_settled
 
     def on_event(self, callback: Callable[[SystemEvent], object]) -> None:
         """Call this with each `DeadLetteredEvent`, `...DroppedEvent` and `...RefusedEvent`."""
-        self._herald.on_event(callback)
+        self._notifier.on_event(callback)
 
     # -- letters come --------------------------------------------------------------------------
 
@@ -144,20 +159,21 @@ class DeadLetterQueue:
         scope: str | None = None,
         target: str = "",
     ) -> DeadLetterEntry | None:
-        """Keep a message that was given up; `None` if it was refused.
+        """Add a message that finally failed; return its letter, or `None` if it was refused.
 
         Never waits and never raises: the caller has trouble enough. What is refused is counted,
-        logged and told. A message that died before in this handler updates its letter; the one
-        returned tells of this time only. Queries only read and are not kept, nor counted.
+        logged and told. A message that was dead-lettered by this handler before updates its
+        letter; the one returned is about this time only. Queries only read: they are neither
+        kept nor counted.
 
         Args:
             message: What could not be handled.
             handler: The name of the handler.
             error: What it raised last.
-            attempts: How often it was tried, since it last came here.
-            first_attempt: When it was tried first; a moment, or the clock's `time()`.
-            last_attempt: When it was tried last; now unless given.
-            reason: Why it was given up.
+            attempts: Attempts since it was last dead-lettered.
+            first_attempt: Time of the first; a moment, or the clock's `time()`.
+            last_attempt: Time of the last; now unless given.
+            reason: Why it was dead-lettered.
             answered: Whether the command's caller sees the failure.
             scope: The session whose handler it is; the bus's unless given.
             target: What the handler is registered for, as `Registration.target_key` says it.
@@ -179,12 +195,12 @@ class DeadLetterQueue:
             )
             refused = self.store.add(letter)
         except Exception as trouble:  # the border to the store
-            self._herald.could_not_write(type(message).__wire__.name, handler, trouble)
+            self._notifier.could_not_write(type(message).__wire__.name, handler, trouble)
             return None
         if refused is not None:
-            self._herald.lost(Notice("refused", letter, refused))
+            self._notifier.lost(Notice("refused", letter, refused))
             return None
-        self._herald.took(letter)
+        self._notifier.took(letter)
         return letter
 
     # -- letters are looked at -------------------------------------------------------------------
@@ -196,10 +212,10 @@ class DeadLetterQueue:
         limit: int | None = None,
         **filters: Unpack[LetterFilters],
     ) -> LetterQuery:
-        """Letters that fit all of this, in the order in which they first died.
+        """Find letters that fit all of this, in the order in which they first came.
 
         Await it for a list, or go through it with `async for`. `since` and `until` (not
-        included) look at when a letter last died.
+        included) are about its last attempt.
         """
         return LetterQuery(self.store, letters_meant(message_type, filters), checked_limit(limit))
 
@@ -211,13 +227,13 @@ class DeadLetterQueue:
         limit: int = 100,
         **filters: Unpack[LetterFilters],
     ) -> LetterPage:
-        """One page of the same; `after` is the `cursor` of the page before."""
+        """Return one page of the same; `after` is the `cursor` of the page before."""
         checked_limit(limit)
         which = letters_meant(message_type, filters)
         return (await self.store.page(which, after=after, limit=limit)).whole()
 
     async def get(self, letter_id: Letter) -> DeadLetterEntry:
-        """One letter, as it is now.
+        """Return one letter, as it is now.
 
         Raises:
             LetterNotFoundError: There is none of this id.
@@ -227,29 +243,30 @@ class DeadLetterQueue:
     async def count(
         self, message_type: MessageTypes = None, **filters: Unpack[LetterFilters]
     ) -> int:
-        """How many letters fit."""
+        """Return the number of letters that fit."""
         return await self.store.count(letters_meant(message_type, filters))
 
     async def groups(
         self, message_type: MessageTypes = None, **filters: Unpack[LetterFilters]
     ) -> Sequence[LetterGroup]:
-        """What letters died of: by error type, handler and message type, the most first."""
+        """Group letters by error type, handler and message type; the largest group first."""
         return await self.store.groups(letters_meant(message_type, filters))
 
     # -- letters are dealt with ------------------------------------------------------------------
 
     async def discard(self, letter: Letter, reason: str) -> DeadLetterEntry:
-        """Decide that nothing is to be done about a letter; it stays as a record.
+        """Discard a letter, which stays as a record; those parked behind it go on.
 
         Raises:
             LetterNotFoundError: There is no such letter.
             LetterStateError: It is being replayed, or was dealt with in another way.
         """
-        found = await self.store.change(_id(letter), lambda record: discarded(record, reason))
+        found = await self.store.change(_id(letter), lambda old: discarded(old, reason))
+        await self._replayer.on_settled()
         return _found(found, letter)
 
     async def mark_unanswered(self, letter: Letter) -> DeadLetterEntry:
-        """Say that a command's caller got no answer, so that `replay_all` takes it along.
+        """Note that a command's caller got no answer, so that `replay_all` takes it along.
 
         Raises:
             LetterNotFoundError: There is no such letter.
@@ -269,15 +286,15 @@ class DeadLetterQueue:
             UnreadableLetterError: The message's class is not imported.
         """
         old = await self.get(letter)
-        new = changed_letter(old, changes)
-        found = await self.store.change(
-            old.letter_id, lambda record: edited(record, new), successor=new
-        )
+        new = edited_letter(old, changes)
+        step = partial(edited, successor=new)
+        found = await self.store.change(old.letter_id, step, successor=new)
+        await self._replayer.on_settled()
         _found(found, letter)
         return new
 
     async def replay(self, letter: Letter) -> ReplayOutcome:
-        """Hand a letter's message to the handler it died in, and to no other.
+        """Hand a letter's message to the handler that failed, and to no other.
 
         The message keeps its id. A letter that is done is skipped, so that a second replay
         does nothing; so is one that another process replays at this moment. A letter whose
@@ -300,13 +317,13 @@ class DeadLetterQueue:
         *,
         rate: float | None = None,
         dry_run: bool = False,
-        progress: Progress | None = None,
+        progress: OnProgress | None = None,
         answered: bool = False,
         **filters: Unpack[ReplayFilters],
     ) -> LetterReplayReport:
-        """Replay all dead letters that fit, one by one, in the order in which they first died.
+        """Replay all dead letters that fit, one by one, in the order in which they came.
 
-        Each is tried once, and letters that die from now on are left for the next time. It may
+        Each is attempted once, and letters that come from now on are left for the next time. It may
         be cancelled, or killed, and called again: what was handled is not handled again, but
         for the one letter that was being handled when the process was killed. Several
         processes may do it at once, and share the letters. One that cannot be read, claimed or
@@ -326,7 +343,7 @@ class DeadLetterQueue:
         if rate is not None and rate <= 0:
             raise DeadLetterError(f"rate is {rate}; it must be above 0 letters a second.")
         redeliver = _nobody if dry_run else self._connected()
-        await self._replayer.release()
+        await self.store.release()
         which = letters_meant(message_type, filters)
         return await self._replayer.replay_all(
             replace(which, status=LetterStatus.DEAD, upto=await self.store.head()),
@@ -343,7 +360,7 @@ class DeadLetterQueue:
         message_type: MessageTypes = None,
         **filters: Unpack[LetterFilters],
     ) -> int:
-        """Write letters to a file, one JSON object a line; how many. All unless filtered.
+        """Write letters to a file, one JSON object a line; return how many. All unless filtered.
 
         Raises:
             DeadLetterError: The file cannot be written.

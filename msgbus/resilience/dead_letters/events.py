@@ -1,4 +1,4 @@
-"""What a dead-letter queue counts, logs and tells."""
+"""`LetterNotifier`: counts, logs and events of a dead-letter queue."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from msgbus.messages.system_events import (
     DeadLetteredEvent,
     DeadLetterRefusedEvent,
 )
-from msgbus.resilience.letters import DeadLetterEntry
-from msgbus.resilience.stores import Notice
+from msgbus.resilience.dead_letters.entry import DeadLetterEntry
+from msgbus.resilience.dead_letters.store import Notice
 from msgbus.runtime.event_loop import Runtime
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 
 @final
-class Herald:
-    """Counts letters that come and that are lost, and calls those who want to know."""
+class LetterNotifier:
+    """Counts letters that come and that are lost, and calls those who listen."""
 
     def __init__(self) -> None:
         self.added = 0
@@ -30,51 +30,43 @@ class Herald:
         self.refused = 0
         self.runtime: Runtime | None = None
         """Where callbacks run; in the thread that found out, if there is none."""
-
         self._callbacks: list[Callable[[SystemEvent], object]] = []
-        self._counting = threading.Lock()
+        self._lock = threading.Lock()
 
     def on_event(self, callback: Callable[[SystemEvent], object]) -> None:
         """Call this with each event."""
         self._callbacks.append(callback)
 
     def took(self, letter: DeadLetterEntry) -> None:
-        """A letter came."""
-        with self._counting:
+        """Count a letter that was added."""
+        with self._lock:
             self.added += 1
         self._tell(DeadLetteredEvent, letter, letter.reason)
 
     def lost(self, notice: Notice) -> None:
-        """A letter fell out, or was refused; may be called in any thread."""
-        letter = notice.letter
-        data = {
-            "message_type": letter.message_type,
-            "handler": letter.handler,
-            "letter_id": letter.letter_id,
-            "reason": notice.reason,
-        }
+        """Count and log a letter that was dropped or refused; may be called in any thread."""
+        letter, reason = notice.letter, notice.reason
         if notice.kind == "dropped":
-            with self._counting:
+            with self._lock:
                 self.dropped += 1
-            log.warning("dead_letter_dropped", **data)
-            self._tell(DeadLetterDroppedEvent, letter, notice.reason)
+            log.warning("dead_letter_dropped", **_described(letter), reason=reason)
+            self._tell(DeadLetterDroppedEvent, letter, reason)
         else:
-            with self._counting:
+            with self._lock:
                 self.refused += 1
-            log.error("dead_letter_refused", **data)
-            self._tell(DeadLetterRefusedEvent, letter, notice.reason)
+            log.error("dead_letter_refused", **_described(letter), reason=reason)
+            self._tell(DeadLetterRefusedEvent, letter, reason)
 
-    def could_not_write(self, message_type: str, handler: str, trouble: Exception) -> None:
-        """A message could not even become a letter."""
-        with self._counting:
+    def could_not_write(self, message_type: str, handler: str, error: Exception) -> None:
+        """Count and log a message that could not even become a letter."""
+        with self._lock:
             self.refused += 1
-        reason = redact_exception(trouble)
         log.error(
             "dead_letter_refused",
             message_type=message_type,
             handler=handler,
             letter_id=None,
-            reason=reason,
+            reason=redact_exception(error),
         )
 
     def _tell(self, event_type: type[SystemEvent], letter: DeadLetterEntry, reason: str) -> None:
@@ -97,8 +89,16 @@ class Herald:
                 )
 
 
+def _described(letter: DeadLetterEntry) -> dict[str, str]:
+    return {
+        "message_type": letter.message_type,
+        "handler": letter.handler,
+        "letter_id": letter.letter_id,
+    }
+
+
 def _event(event_type: type[SystemEvent], letter: DeadLetterEntry, reason: str) -> SystemEvent:
-    """The event about a letter, caused by the letter's message."""
+    """Make the event about a letter, caused by the letter's message."""
     values = {name: getattr(letter, name) for name in event_type.model_fields}
     event = event_type(**{**values, "reason": reason})
     meta = Metadata(

@@ -1,10 +1,12 @@
-"""Handing dead letters to their handlers once more."""
+"""`Replayer`: hands dead letters to their handlers once more, and stores the outcome."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
 from typing import Final, Literal, TypeAlias, final
 
 import anyio
@@ -15,28 +17,29 @@ from msgbus.errors import (
     UndeliverableLetterError,
     UnreadableLetterError,
 )
-from msgbus.resilience import claims
-from msgbus.resilience.claims import Claim
-from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, at
-from msgbus.resilience.stores import (
+from msgbus.resilience.dead_letters.entry import DeadLetterEntry, LetterStatus, at
+from msgbus.resilience.dead_letters.filters import LetterFilter
+from msgbus.resilience.dead_letters.store import (
     DeadLetterStore,
-    LetterFilter,
-    Record,
-    Settlement,
+    Step,
     claimed,
-    settled,
+    failed,
+    given_back,
+    handled,
+    not_reached,
 )
 from msgbus.runtime.clock import Clock
-from msgbus.telemetry.redaction import redact_exception
-from msgbus.telemetry.tracebacks import redacted_traceback
 
 Redeliver: TypeAlias = Callable[[DeadLetterEntry], Awaitable[object]]
-"""Hands a letter's message to the handler it is of; gives its reply, or raises what it raised.
+"""Hands a letter's message to its handler; returns its reply, or raises what it raised.
 
 Raises `UndeliverableLetterError` if that handler cannot be reached."""
 
-Progress: TypeAlias = Callable[[int, int], object]
-"""Called with how many letters are through, and how many there are."""
+OnSettled: TypeAlias = Callable[[], Awaitable[object]]
+"""Called when a letter has changed: messages that were parked behind it may go on."""
+
+OnProgress: TypeAlias = Callable[[int, int], object]
+"""Called with the number of letters that are through, and of all."""
 
 PAGE: Final = 100
 
@@ -44,7 +47,7 @@ PAGE: Final = 100
 @final
 @dataclass(frozen=True, slots=True)
 class ReplayOutcome:
-    """What became of one replay."""
+    """Outcome of one replay."""
 
     letter: DeadLetterEntry
     """The letter as it is now."""
@@ -57,7 +60,7 @@ class ReplayOutcome:
     """Why it was skipped."""
 
     value: object = None
-    """What the handler of a command replied."""
+    """Reply of the handler of a command."""
 
     @property
     def succeeded(self) -> bool:
@@ -68,7 +71,7 @@ class ReplayOutcome:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LetterReplayReport:
-    """What became of many: `matched` is the sum of the other three counts."""
+    """Outcome of many replays: `matched` is the sum of the other three counts."""
 
     matched: int
     succeeded: int
@@ -86,35 +89,35 @@ class LetterReplayReport:
 
 @final
 class _Tally:
-    """Outcomes, counted."""
+    """Counts outcomes."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
+    def __init__(self, total: int, progress: OnProgress | None) -> None:
         self._total = total
         self._progress = progress
         self._counts: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
 
-    def note(self, outcome: ReplayOutcome) -> None:
-        self._counts[outcome.status] += 1
-        if outcome.error is not None:
-            self._errors[type(outcome.error).__name__] += 1
+    def add(self, outcome: ReplayOutcome) -> None:
+        """Count an outcome."""
         if outcome.reason is not None:
             self._reasons[outcome.reason] += 1
-        self._tell()
+        self._count(outcome.status, outcome.error)
 
-    def damaged(self, error: MsgBusError) -> None:
-        """A letter that its store cannot read."""
-        self._counts["failed"] += 1
-        self._errors[type(error).__name__] += 1
-        self._tell()
+    def add_damaged(self, error: MsgBusError) -> None:
+        """Count a letter that its store cannot read."""
+        self._count("failed", error)
 
-    def _tell(self) -> None:
+    def _count(self, status: str, error: Exception | None) -> None:
+        self._counts[status] += 1
+        if error is not None:
+            self._errors[type(error).__name__] += 1
         if self._progress is not None:
             done = self._counts.total()
             self._progress(done, max(self._total, done))
 
     def report(self, *, dry_run: bool) -> LetterReplayReport:
+        """Return the counts."""
         return LetterReplayReport(
             matched=self._counts.total(),
             succeeded=self._counts["succeeded"],
@@ -128,49 +131,33 @@ class _Tally:
 
 @final
 class Replayer:
-    """Claims letters, hands them over, and notes how it went."""
+    """Claims letters, hands them over, and stores how it went."""
 
     def __init__(self, store: DeadLetterStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-
-    async def release(self) -> int:
-        """Make letters dead again whose replay ended with its process; how many."""
-        now = self._clock.time()
-        return await self._store.release(lambda claim: claim.is_void(now))
+        self.on_settled: OnSettled = _nothing
 
     async def replay(self, letter: DeadLetterEntry, redeliver: Redeliver) -> ReplayOutcome:
         """Hand one letter's message to its handler, unless it is done or somebody else does."""
         try:
             _ = letter.message
+            claim, is_ours = await self._claim(letter)
         except UnreadableLetterError as error:
             return ReplayOutcome(letter, "failed", error)
-        claim = Claim(letter.letter_id, claims.new_owner(), self._clock.time())
-        # Before it is stored: a claim of this process that is not in flight is void.
-        claims.begin(claim)
-        try:
-            return await self._claim_and_deliver(letter, claim, redeliver)
-        finally:
-            claims.end(claim)
-
-    async def _claim_and_deliver(
-        self, letter: DeadLetterEntry, claim: Claim, redeliver: Redeliver
-    ) -> ReplayOutcome:
-        is_ours = False
-
-        def take(record: Record) -> Record:
-            nonlocal is_ours
-            taken = claimed(record, claim)
-            is_ours = taken is not record
-            return taken
-
-        found = await self._store.change(letter.letter_id, take)
-        if found is None:
+        except UndeliverableLetterError as error:
+            return ReplayOutcome(letter, "skipped", reason=error.reason)
+        if claim is None:
             return ReplayOutcome(letter, "skipped", reason="gone")
-        if not is_ours:
-            is_theirs = found.status is LetterStatus.REPLAYING
-            reason = "being replayed" if is_theirs else f"already {found.status.value}"
-            return ReplayOutcome(found, "skipped", reason=reason)
+        if is_ours:
+            return await self._deliver(letter, claim, redeliver)
+        is_theirs = claim.status is LetterStatus.REPLAYING
+        reason = "being replayed" if is_theirs else f"already {claim.status.value}"
+        return ReplayOutcome(claim, "skipped", reason=reason)
+
+    async def _deliver(
+        self, letter: DeadLetterEntry, claim: DeadLetterEntry, redeliver: Redeliver
+    ) -> ReplayOutcome:
         error: Exception | None = None
         value: object = None
         try:
@@ -180,38 +167,40 @@ class Replayer:
         except BaseException:
             # Cancelled, not failed. The letter must not stay claimed.
             with anyio.CancelScope(shield=True):
-                await self._settle(claim, found, Settlement(outcome="given back"))
+                await self._settle(claim, partial(given_back, claim=claim))
             raise
-        # It has ended: that must be noted, whoever has lost interest meanwhile.
-        now_is = found
+        # It has ended: that must be stored, whoever has lost interest meanwhile.
+        now_is = claim
         with anyio.CancelScope(shield=True):
-            now_is = await self._settle(claim, found, self._settlement(error))
+            now_is = await self._settle(claim, _settlement(claim, error, at(self._clock.time())))
         if isinstance(error, UndeliverableLetterError):
             return ReplayOutcome(now_is, "skipped", reason=error.reason)
         # Dead although nothing was raised: somebody added it again meanwhile.
         succeeded = error is None and now_is.status is not LetterStatus.DEAD
         return ReplayOutcome(now_is, "succeeded" if succeeded else "failed", error, value=value)
 
-    async def _settle(
-        self, claim: Claim, letter: DeadLetterEntry, settlement: Settlement
-    ) -> DeadLetterEntry:
-        found = await self._store.change(
-            letter.letter_id, lambda record: settled(record, claim.owner, settlement)
-        )
-        return letter if found is None else found
+    async def _claim(self, letter: DeadLetterEntry) -> tuple[DeadLetterEntry | None, bool]:
+        """Return the letter as it is now, and whether this replay has claimed it."""
+        is_ours = False
 
-    def _settlement(self, error: Exception | None) -> Settlement:
-        if error is None:
-            return Settlement(outcome="handled")
-        if isinstance(error, UndeliverableLetterError):
-            return Settlement(outcome="not reached")
-        return Settlement(
-            outcome="failed",
-            error=redact_exception(error),
-            error_type=type(error).__name__,
-            traceback=redacted_traceback(error),
-            at=at(self._clock.time()),
-        )
+        def claim(old: DeadLetterEntry) -> DeadLetterEntry:
+            nonlocal is_ours
+            new = claimed(old)
+            is_ours = new is not old
+            return new
+
+        return await self._store.change(letter.letter_id, claim), is_ours
+
+    async def _settle(self, claim: DeadLetterEntry, step: Step) -> DeadLetterEntry:
+        found = await self._store.change(claim.letter_id, step)
+        if found is None:
+            found = replace(step(claim), subscription="")
+            if found.status is LetterStatus.REPLAYED:
+                # The handler has acknowledged it in a transaction; only the record is missing.
+                await self._store.put([found])
+        if claim.subscription:
+            await self.on_settled()
+        return found
 
     async def replay_all(
         self,
@@ -221,9 +210,9 @@ class Replayer:
         answered: bool,
         rate: float | None,
         dry_run: bool,
-        progress: Progress | None,
+        progress: OnProgress | None,
     ) -> LetterReplayReport:
-        """Every letter that fits and is there now, once, in the order in which they died."""
+        """Replay every letter that fits and is there now, once, in the order in which they came."""
         tally = _Tally(await self._store.count(which), progress)
         due = self._clock.now()
         cursor: str | None = None
@@ -231,16 +220,16 @@ class Replayer:
             page = await self._store.page(which, after=cursor, limit=PAGE)
             for letter in page.letters:
                 if letter.answered and not answered:
-                    tally.note(ReplayOutcome(letter, "skipped", reason="answered"))
+                    tally.add(ReplayOutcome(letter, "skipped", reason="answered"))
                 elif dry_run:
-                    tally.note(_readable(letter))
+                    tally.add(_readable(letter))
                 else:
                     if rate is not None:
                         # The token first, then the letter: a claim must not wait for its turn.
                         due = await self._pace(due, 1 / rate)
-                    tally.note(await self._one_of_many(letter, redeliver))
+                    tally.add(await self._one_of_many(letter, redeliver))
             for error in page.damaged:
-                tally.damaged(error)
+                tally.add_damaged(error)
             cursor = page.cursor
             if cursor is None:
                 return tally.report(dry_run=dry_run)
@@ -252,11 +241,23 @@ class Replayer:
             return ReplayOutcome(letter, "failed", error)
 
     async def _pace(self, due: float, interval: float) -> float:
-        """Wait for this letter's turn; the turn of the next."""
+        """Wait until `due`; return when the next letter is due."""
         now = self._clock.now()
         if due > now:
             await self._clock.sleep(due - now)
         return max(due, now) + interval
+
+
+async def _nothing() -> None:
+    pass
+
+
+def _settlement(claim: DeadLetterEntry, error: Exception | None, now: datetime) -> Step:
+    if error is None:
+        return partial(handled, claim=claim)
+    if isinstance(error, UndeliverableLetterError):
+        return partial(not_reached, claim=claim)
+    return partial(failed, claim=claim, error=error, now=now)
 
 
 def _readable(letter: DeadLetterEntry) -> ReplayOutcome:
