@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from msgbus.bus.bus import MessageBus
-    from msgbus.journal.port import Journal
+    from msgbus.journal.ports import Journal
     from msgbus.runtime.clock import VirtualClock
     from msgbus.testing.recording.recorder import Recorder
 

@@ -24,21 +24,19 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from msgbus.errors import DeadLetterStoreError, LetterStateError
 from msgbus.messages.message import Event, set_meta
 from msgbus.messages.metadata import Metadata
-from msgbus.resilience import claims
-from msgbus.resilience.claims import Claim
-from msgbus.resilience.letters import DeadLetterEntry, LetterStatus, letter_about
-from msgbus.resilience.stores import (
-    ANY,
+from msgbus.resilience.dead_letters.entry import DeadLetterEntry, LetterStatus, letter_about
+from msgbus.resilience.dead_letters.filters import ANY, LetterFilter
+from msgbus.resilience.dead_letters.store import (
     DeadLetterStore,
-    LetterFilter,
     Notice,
     Overflow,
-    Record,
-    Settlement,
     claimed,
     discarded,
     edited,
-    settled,
+    failed,
+    given_back,
+    handled,
+    not_reached,
 )
 
 E = TypeVar("E", bound=BaseException)
@@ -86,14 +84,14 @@ def letter(
     meta = Metadata(session_id=session_id, headers={"tenant": "acme"}, topic="a.topic")
     if message.headers != {"tenant": "acme"}:
         set_meta(message, meta)
-    died = MONDAY + timedelta(minutes=minute, microseconds=123_457)
+    last = MONDAY + timedelta(minutes=minute, microseconds=123_457)
     return letter_about(
         message,
         handler=handler,
         error=ConnectionError("down") if error is None else error,
         attempts=attempts,
-        first_attempt=died - timedelta(seconds=30),
-        last_attempt=died,
+        first_attempt=last - timedelta(seconds=30),
+        last_attempt=last,
         reason="retries exhausted",
         answered=answered,
         scope=scope,
@@ -134,13 +132,11 @@ async def everything(
             return found
 
 
-def claim(entry: DeadLetterEntry, owner: str, now: float = 0.0) -> Callable[[Record], Record]:
-    """Make the step by which an owner claims a letter."""
-    return lambda record: claimed(record, Claim(entry.letter_id, owner, now))
-
-
-ELSEWHERE: Final = "another machine|1|1|x"
-"""An owner that cannot be looked at: its claims hold for as long as their lease."""
+async def claim(store: DeadLetterStore, entry: DeadLetterEntry) -> DeadLetterEntry:
+    """Claim a letter for this process, and return it as it is then."""
+    found = await store.change(entry.letter_id, claimed)
+    assert found is not None
+    return found
 
 
 async def raises(kind: type[E], work: Awaitable[object]) -> E:
@@ -175,7 +171,7 @@ async def a_letter_that_comes_again_updates_the_first(make: MakeStore) -> None:
         first = letter(message=message, minute=1)
         again = letter(message=message, minute=9, error=ValueError("other"), attempts=2)
         await add(store, first)
-        await store.change(first.letter_id, lambda record: discarded(record, "no"))
+        await store.change(first.letter_id, lambda old: discarded(old, "no"))
 
         await add(store, again)
 
@@ -217,7 +213,7 @@ async def letters_that_change_on_the_way_are_met_once(make: MakeStore) -> None:
             page = await store.page(LetterFilter(), after=cursor, limit=2)
             for one in page.letters:
                 met.append(one.letter_id)
-                await store.change(one.letter_id, lambda record: discarded(record, "done"))
+                await store.change(one.letter_id, lambda old: discarded(old, "done"))
                 await add(store, letter(message=one.message, minute=60))  # type: ignore[arg-type]
             cursor = page.cursor
             if cursor is None:
@@ -239,7 +235,7 @@ async def every_filter_finds_what_fits_and_counts_it(make: MakeStore) -> None:
         ]
         given.append(letter(message=AlsoChecked(), minute=3))
         await add(store, *given)
-        await store.change(given[0].letter_id, lambda record: discarded(record, "no"))
+        await store.change(given[0].letter_id, lambda old: discarded(old, "no"))
         now = [await store.get(one.letter_id) for one in given]
         filters: list[dict[str, Any]] = [
             {"message_types": frozenset({"msgbus.testing.AlsoChecked"})},
@@ -263,12 +259,12 @@ async def every_filter_finds_what_fits_and_counts_it(make: MakeStore) -> None:
             assert await store.count(which) == len(expected), which
 
 
-async def groups_say_what_letters_died_of(make: MakeStore) -> None:
+async def groups_count_letters_by_error_handler_and_message(make: MakeStore) -> None:
     """The largest first, with times and the newest error."""
     async with opened(make) as store:
         given = [letter(error=ValueError(f"no {n}"), minute=n, handler="a") for n in range(3)]
         await add(store, letter(handler="b", minute=9), *given, letter(handler="c"))
-        await store.change(given[0].letter_id, lambda record: discarded(record, "no"))
+        await store.change(given[0].letter_id, lambda old: discarded(old, "no"))
 
         most, *others = await store.groups(LetterFilter())
 
@@ -297,68 +293,57 @@ async def a_step_that_raises_changes_nothing(make: MakeStore) -> None:
     async with opened(make) as store:
         given = letter()
         await add(store, given)
-        taken = await store.change(given.letter_id, claim(given, ELSEWHERE))
-        assert taken is not None
+        taken = await claim(store, given)
 
-        step = store.change(given.letter_id, lambda record: discarded(record, "no"))
+        step = store.change(given.letter_id, lambda old: discarded(old, "no"))
         error = await raises(LetterStateError, step)
 
         assert error.status == "replaying"
 
         assert await everything(store) == [taken]
-        assert await store.change("unknown", lambda record: record) is None
+        assert await store.change("unknown", lambda old: old) is None
 
 
 async def a_letter_is_claimed_once(make: MakeStore) -> None:
-    """Until its claim is void."""
+    """Until its replay has ended."""
     async with opened(make) as store:
         given = letter()
         await add(store, given)
-        other = ELSEWHERE.replace("|x", "|y")
 
-        first = await store.change(given.letter_id, claim(given, ELSEWHERE, now=100.0))
-        second = await store.change(given.letter_id, claim(given, other, now=399.0))
-        third = await store.change(given.letter_id, claim(given, other, now=400.0))
+        first = await claim(store, given)
+        second = await claim(store, given)
+        await store.change(given.letter_id, lambda old: given_back(old, first))
+        third = await claim(store, given)
 
-        assert first is not None
         assert (first.status, first.replays) == (LetterStatus.REPLAYING, 1)
         assert second == first
-        assert third is not None
-        assert third.replays == 2
+        assert third == replace(first, replays=2)
 
 
-async def void_claims_are_released(make: MakeStore) -> None:
-    """And others are not."""
+async def claims_of_a_process_that_lives_are_not_released(make: MakeStore) -> None:
+    """Only those of one that has ended are."""
     async with opened(make) as store:
-        gone, here, dead = letter(1), letter(2), letter(3)
-        await add(store, gone, here, dead)
-        held = Claim(here.letter_id, claims.new_owner(), 0.0)
-        claims.begin(held)
-        try:
-            await store.change(gone.letter_id, claim(gone, claims.new_owner()))
-            await store.change(here.letter_id, claim(here, held.owner))
+        claimed_here, dead = letter(1), letter(2)
+        await add(store, claimed_here, dead)
+        await claim(store, claimed_here)
 
-            assert await store.release(lambda one: one.is_void(0.0)) == 1
-        finally:
-            claims.end(held)
+        assert await store.release() == 0
 
-        statuses = [one.status.value for one in await everything(store)]
-        assert statuses == ["dead", "replaying", "dead"]
+        assert [one.status.value for one in await everything(store)] == ["replaying", "dead"]
 
 
 async def a_failed_replay_counts_once_whoever_tells_first(make: MakeStore) -> None:
-    """The bus adds the letter again, before or after the replay has noted its failure."""
+    """The bus adds the letter again, before or after the replay has stored its failure."""
     async with opened(make) as store:
-        failed = Settlement(outcome="failed", error="E: x", error_type="E", at=MONDAY)
         for adds_first in (True, False):
             message = Checked()
             given = letter(message=message, attempts=3, answered=True)
             again = letter(message=message, attempts=4, minute=5, error=KeyError("k"))
             await add(store, given)
-            await store.change(given.letter_id, claim(given, ELSEWHERE))
+            own = await claim(store, given)
 
-            def settle(record: Record) -> Record:
-                return settled(record, ELSEWHERE, failed)
+            def settle(old: DeadLetterEntry, own: DeadLetterEntry = own) -> DeadLetterEntry:
+                return failed(old, own, ValueError("x"), MONDAY)
 
             if adds_first:
                 await add(store, again)
@@ -366,7 +351,8 @@ async def a_failed_replay_counts_once_whoever_tells_first(make: MakeStore) -> No
             else:
                 alone = await store.change(given.letter_id, settle)
                 assert alone is not None
-                assert (alone.attempts, alone.error, alone.last_attempt) == (4, "E: x", MONDAY)
+                assert (alone.attempts, alone.error) == (4, "ValueError: x")
+                assert alone.last_attempt == MONDAY
                 await add(store, again)
 
             found = await store.get(given.letter_id)
@@ -376,16 +362,16 @@ async def a_failed_replay_counts_once_whoever_tells_first(make: MakeStore) -> No
 
 
 async def a_handled_replay_stays_handled(make: MakeStore) -> None:
-    """Only the owner of the claim can say so."""
+    """Only the claim it was made under can settle it."""
     async with opened(make) as store:
         given = letter()
         await add(store, given)
-        await store.change(given.letter_id, claim(given, ELSEWHERE))
-        handled = Settlement(outcome="handled")
+        own = await claim(store, given)
+        other = replace(own, replays=9)
 
-        stranger = await store.change(given.letter_id, lambda r: settled(r, "stranger", handled))
-        owner = await store.change(given.letter_id, lambda r: settled(r, ELSEWHERE, handled))
-        late = await store.change(given.letter_id, claim(given, "late"))
+        stranger = await store.change(given.letter_id, lambda old: handled(old, other))
+        owner = await store.change(given.letter_id, lambda old: handled(old, own))
+        late = await claim(store, given)
 
         assert stranger is not None
         assert stranger.status is LetterStatus.REPLAYING
@@ -394,18 +380,30 @@ async def a_handled_replay_stays_handled(make: MakeStore) -> None:
         assert owner.status is LetterStatus.REPLAYED
 
 
+async def a_replay_that_reached_no_handler_changes_nothing(make: MakeStore) -> None:
+    """Error, attempts and replays are what they were."""
+    async with opened(make) as store:
+        given = letter()
+        await add(store, given)
+        own = await claim(store, given)
+
+        await store.change(given.letter_id, lambda old: not_reached(old, own))
+
+        assert await everything(store) == [given]
+
+
 async def an_edit_is_whole(make: MakeStore) -> None:
     """The old letter is marked and the new one is there, or neither."""
     async with opened(make) as store:
-        old, new, never = letter(1), letter(2), letter(3)
-        await add(store, old)
+        first, new, never = letter(1), letter(2), letter(3)
+        await add(store, first)
 
-        await store.change(old.letter_id, lambda r: edited(r, new), successor=new)
-        again = store.change(old.letter_id, lambda r: edited(r, never), successor=never)
+        await store.change(first.letter_id, lambda old: edited(old, new), successor=new)
+        again = store.change(first.letter_id, lambda old: edited(old, never), successor=never)
         await raises(LetterStateError, again)
 
         found = {one.letter_id: one.status for one in await everything(store)}
-        assert found == {old.letter_id: LetterStatus.EDITED, new.letter_id: LetterStatus.DEAD}
+        assert found == {first.letter_id: LetterStatus.EDITED, new.letter_id: LetterStatus.DEAD}
 
 
 async def put_adds_what_is_new(make: MakeStore) -> None:
@@ -413,7 +411,7 @@ async def put_adds_what_is_new(make: MakeStore) -> None:
     async with opened(make) as store:
         known, new = letter(1), letter(2)
         await add(store, known)
-        changed = await store.change(known.letter_id, lambda record: discarded(record, "no"))
+        changed = await store.change(known.letter_id, lambda old: discarded(old, "no"))
 
         assert await store.put([known, new, new]) == 1
         assert await store.put([known, new]) == 0
@@ -465,11 +463,11 @@ async def _leave(store: DeadLetterStore, entry: DeadLetterEntry) -> None:
 
 
 async def _discard(store: DeadLetterStore, entry: DeadLetterEntry) -> None:
-    await store.change(entry.letter_id, lambda record: discarded(record, "no"))
+    await store.change(entry.letter_id, lambda old: discarded(old, "no"))
 
 
 async def _replaying(store: DeadLetterStore, entry: DeadLetterEntry) -> None:
-    await store.change(entry.letter_id, claim(entry, ELSEWHERE))
+    await claim(store, entry)
 
 
 async def a_full_store_drops_the_oldest_and_says_so(make: MakeStore) -> None:
@@ -525,13 +523,14 @@ CHECKS: Final[tuple[Check, ...]] = (
     pages_have_every_letter_once_in_order,
     letters_that_change_on_the_way_are_met_once,
     every_filter_finds_what_fits_and_counts_it,
-    groups_say_what_letters_died_of,
+    groups_count_letters_by_error_handler_and_message,
     upto_leaves_out_letters_that_came_later,
     a_step_that_raises_changes_nothing,
     a_letter_is_claimed_once,
-    void_claims_are_released,
+    claims_of_a_process_that_lives_are_not_released,
     a_failed_replay_counts_once_whoever_tells_first,
     a_handled_replay_stays_handled,
+    a_replay_that_reached_no_handler_changes_nothing,
     an_edit_is_whole,
     put_adds_what_is_new,
     letters_outlive_a_close,

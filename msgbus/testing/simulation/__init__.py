@@ -1,4 +1,4 @@
-"""Simulated runs of durable subscriptions: crashes, lost leases and failures, from a seed.
+"""Simulated runs of durable subscriptions: crashes, ended members and failures, from a seed.
 
 Imported by tests only.
 """

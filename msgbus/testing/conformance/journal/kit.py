@@ -1,7 +1,5 @@
 """Helpers of the conformance tests: records, rows, and journals to write them to."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -14,9 +12,9 @@ import anyio
 import anyio.lowlevel
 from uuid_utils import uuid7
 
-from msgbus._next.journal.operations import Append
-from msgbus._next.journal.ports import Claim, Journal, Scan
-from msgbus._next.journal.records import (
+from msgbus.journal.operations import Append
+from msgbus.journal.ports import Claim, Journal, Scan
+from msgbus.journal.records import (
     Cursor,
     Kind,
     Letter,
@@ -204,7 +202,7 @@ class expected:  # noqa: N801 (reads as a phrase)
         return issubclass(kind, self._kind)
 
 
-class EngineSuite(ABC):
+class JournalSuite(ABC):
     """Base of the tests: how to get a journal."""
 
     @abstractmethod

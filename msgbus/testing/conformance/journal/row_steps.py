@@ -1,12 +1,14 @@
 """Steps of a random history: messages are appended, and rows claimed, settled and replayed."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 from random import Random
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import StaleError
+from msgbus.journal.operations import Append, Drop, Operation, Put, Reply
+from msgbus.journal.ports import Claim, Journal
+from msgbus.journal.records import DELAYED, Pending, Record, State
+from msgbus.testing.conformance.journal.kit import (
     LETTER,
     STATES,
     TIME,
@@ -15,11 +17,13 @@ from msgbus._next.conformance.kit import (
     make_command,
     make_record,
 )
-from msgbus._next.conformance.model import ALL, QUEUE, SELECTIONS, HistoryModel, HistoryWorker
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Append, Drop, Operation, Put, Reply
-from msgbus._next.journal.ports import Claim, Journal
-from msgbus._next.journal.records import DELAYED, Pending, Record, State
+from msgbus.testing.conformance.journal.model import (
+    ALL,
+    QUEUE,
+    SELECTIONS,
+    HistoryModel,
+    HistoryWorker,
+)
 
 
 class RowHistory(HistoryModel):

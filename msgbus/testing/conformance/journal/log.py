@@ -1,16 +1,19 @@
 """Conformance tests: reading by selection, the head, waiting for changes, closing."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 import anyio
 from uuid_utils import uuid7
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import JournalClosedError, MsgBusError
+from msgbus.journal.operations import Append
+from msgbus.journal.ports import Journal
+from msgbus.journal.records import Kind, Order, Record, Selection, slot_of
+from msgbus.runtime.arguments import missing_members
+from msgbus.testing.conformance.journal.kit import (
     EVENTS,
     TIME,
-    EngineSuite,
+    JournalSuite,
     append,
     expected,
     fill,
@@ -20,14 +23,9 @@ from msgbus._next.conformance.kit import (
     numbers,
     read_all,
 )
-from msgbus._next.journal.operations import Append
-from msgbus._next.journal.ports import Journal
-from msgbus._next.journal.records import Kind, Order, Record, Selection, slot_of
-from msgbus.errors import JournalClosedError, MsgBusError
-from msgbus.runtime.arguments import missing_members
 
 
-class LogTests(EngineSuite):
+class LogTests(JournalSuite):
     """Messages come back as they were, in order, once."""
 
     async def test_it_has_all_that_a_journal_has(self) -> None:
@@ -70,6 +68,15 @@ class LogTests(EngineSuite):
             scan = await journal.read(0, 10, EVENTS)
 
             assert (list(scan.records), scan.upto, await journal.head()) == ([], 0, 0)
+
+    async def test_reading_beyond_the_head_gives_nothing_and_loses_nothing(self) -> None:
+        async with self.opened() as journal:
+            await fill(journal, 1)
+            scan = await journal.read(1, 10, EVENTS)
+            await append(journal, make_record(1))
+
+            assert list(scan.records) == []
+            assert numbers((await journal.read(scan.upto, 10, EVENTS)).records) == [1]
 
     async def test_pages_give_every_message_once(self) -> None:
         async with self.opened() as journal:
@@ -252,6 +259,35 @@ class LogTests(EngineSuite):
             await fill(journal, 1)
         with expected(JournalClosedError):
             await journal.head()
+
+    # -- offsets ---------------------------------------------------------------------------------
+
+    async def test_the_first_offset_is_that_of_the_oldest_message(self) -> None:
+        async with self.opened() as journal:
+            assert await journal.first() == 1
+            await fill(journal, 2)
+
+            assert await journal.first() == 1
+
+    async def test_the_offset_of_a_time_is_the_first_at_or_behind_it(self) -> None:
+        async with self.opened() as journal:
+            assert await journal.offset_at(TIME) == 1
+            await fill(journal, 3)
+
+            assert await journal.offset_at(0) == 1
+            assert await journal.offset_at(TIME + 1) == 2
+            assert await journal.offset_at(TIME + 1.5) == 3
+            assert await journal.offset_at(TIME + 2.5) == 4
+
+    async def test_a_message_is_found_by_its_id(self) -> None:
+        async with self.opened() as journal:
+            record = make_record(7, headers={"a": "b"}, key="k")
+            await append(journal, record)
+
+            assert await journal.message(record.message_id) == record._replace(offset=1)
+            assert await journal.message("unknown") is None
+
+    # -- the end ---------------------------------------------------------------------------------
 
     async def test_it_is_closed_by_its_with_block_after_an_error(self) -> None:
         journal = self.make()

@@ -1,17 +1,19 @@
 """Conformance tests: claims of rows, and of messages beyond the cursor."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 from collections import Counter
 
 import anyio
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import StaleError
+from msgbus.journal.operations import Drop, Put, Remove, Seek
+from msgbus.journal.ports import Claim, Journal
+from msgbus.journal.records import Kind, Member, Order, Selection, State
+from msgbus.testing.conformance.journal.kit import (
     SHARED,
     TIME,
-    EngineSuite,
+    JournalSuite,
     append,
     claimed_offsets,
     cursor_of,
@@ -24,13 +26,9 @@ from msgbus._next.conformance.kit import (
     numbers,
     row_of,
 )
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Drop, Put, Remove, Seek
-from msgbus._next.journal.ports import Claim, Journal
-from msgbus._next.journal.records import Kind, Member, Order, Selection, State
 
 
-class DeliveryTests(EngineSuite):
+class DeliveryTests(JournalSuite):
     """No row goes to two members, and no message is passed over."""
 
     # -- claim -----------------------------------------------------------------------------------
@@ -88,6 +86,7 @@ class DeliveryTests(EngineSuite):
     async def test_rows_of_some_partitions_are_claimed(self) -> None:
         async with self.opened() as journal:
             await fill(journal, 6)
+            await journal.open("orders", Selection(order=Order.KEY, partitions=3), 6)
             await journal.commit([Put(make_row("orders", n, partition=n % 3)) for n in range(1, 7)])
             member = await join(journal)
 

@@ -1,16 +1,17 @@
 """Conformance tests: the guards of a cursor, and fences."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import CursorError, StaleError
+from msgbus.journal.operations import Append, Drop, Fence, Operation, Pass, Put
+from msgbus.journal.records import State
+from msgbus.testing.conformance.journal.kit import (
     EVENTS,
     KEYED,
     SHARED,
     STATES,
     TIME,
-    EngineSuite,
+    JournalSuite,
     cursor_of,
     end,
     expected,
@@ -22,12 +23,9 @@ from msgbus._next.conformance.kit import (
     read_all,
     take,
 )
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Append, Drop, Fence, Operation, Pass, Put
-from msgbus._next.journal.records import State
 
 
-class FenceTests(EngineSuite):
+class FenceTests(JournalSuite):
     """Writes of a former owner are refused."""
 
     # -- Pass ------------------------------------------------------------------------------------
@@ -44,6 +42,20 @@ class FenceTests(EngineSuite):
 
                 assert await other.cursors("orders") == [move.after]
                 cursor = move.after
+
+    async def test_a_cursor_cannot_pass_the_head(self) -> None:
+        async with self.opened() as journal:
+            await fill(journal, 2)
+            member = await join(journal)
+            cursor = await take(journal, member, "orders", EVENTS)
+
+            for acked, fetched in ((0, 3), (3, 3)):
+                with expected(CursorError):
+                    await journal.commit([Pass(cursor, acked, fetched)], member)
+            # One that passes what its own commit appends is not beyond it.
+            await journal.commit([Append(make_record(2)), Pass(cursor, 0, 3)], member)
+
+            assert (await cursor_of(journal, "orders")).fetched == 3
 
     async def test_a_cursor_is_moved_by_what_was_read_before_too(self) -> None:
         async with self.opened() as journal:
@@ -79,6 +91,20 @@ class FenceTests(EngineSuite):
                         await other.commit([Pass(one, 5, 5)], acting)
 
             assert await other.cursors() == [cursor]
+
+    async def test_a_cursor_is_moved_by_commits_of_its_owner_only(self) -> None:
+        async with self.both() as (journal, other):
+            await fill(journal, 5)
+            member, another = await join(journal), await join(other)
+            cursor = await take(journal, member, "orders", EVENTS)
+            for acting in (None, another):
+                with expected(StaleError):
+                    await other.commit([Append(make_record()), Pass(cursor, 5, 5)], acting)
+                with expected(StaleError):
+                    await other.commit([Pass(cursor, 0, 0, release=True)], acting)
+
+            assert await other.cursors() == [cursor]
+            assert await other.head() == 5
 
     async def test_a_cursor_without_an_owner_is_guarded_by_its_position(self) -> None:
         async with self.both() as (journal, other):

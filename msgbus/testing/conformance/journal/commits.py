@@ -1,20 +1,46 @@
 """Conformance tests: a commit is all or nothing, offsets grow, an id is kept once."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.lowlevel
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import StaleError
+from msgbus.journal.operations import (
+    Append,
+    Drop,
+    Fence,
+    Note,
+    Operation,
+    Pass,
+    Put,
+    Remove,
+    Reply,
+    Save,
+    Seek,
+)
+from msgbus.journal.ports import Journal
+from msgbus.journal.records import (
+    DELAYED,
+    Cursor,
+    DeliveryRecord,
+    Instance,
+    Kind,
+    Member,
+    Outcome,
+    Pending,
+    Record,
+    Selection,
+    State,
+)
+from msgbus.testing.conformance.journal.kit import (
     EVENTS,
     LETTER,
     TIME,
-    EngineSuite,
+    JournalSuite,
     append,
     end,
     expected,
@@ -28,34 +54,6 @@ from msgbus._next.conformance.kit import (
     row_of,
     snapshot,
     take,
-)
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import (
-    Append,
-    Drop,
-    Fence,
-    Note,
-    Operation,
-    Pass,
-    Put,
-    Remove,
-    Reply,
-    Save,
-    Seek,
-)
-from msgbus._next.journal.ports import Journal
-from msgbus._next.journal.records import (
-    DELAYED,
-    Cursor,
-    DeliveryRecord,
-    Instance,
-    Kind,
-    Member,
-    Outcome,
-    Pending,
-    Record,
-    Selection,
-    State,
 )
 
 
@@ -146,7 +144,7 @@ def _refused(start: _Start) -> list[Operation]:
     ]
 
 
-class CommitTests(EngineSuite):
+class CommitTests(JournalSuite):
     """A commit is written as a whole, or not at all."""
 
     async def test_a_mix_of_all_operations_is_written(self) -> None:
@@ -203,6 +201,14 @@ class CommitTests(EngineSuite):
             assert await journal.row("orders", 1) == again
             with expected(StaleError):
                 await journal.commit([Put(make_row("orders", 2, version=2)), Put(row)])
+
+    async def test_something_else_than_an_operation_is_refused(self) -> None:
+        nonsense: Any = "DELETE FROM orders"
+        async with self.opened() as journal:
+            with expected(TypeError):
+                await journal.commit([Append(make_record()), nonsense])
+
+            assert await journal.head() == 0
 
     async def test_a_commit_for_an_ended_member_is_refused(self) -> None:
         async with self.both() as (journal, other):

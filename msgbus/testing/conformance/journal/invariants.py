@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from msgbus._next.conformance.kit import SETTLED, STATES
-from msgbus._next.journal.ports import Journal
-from msgbus._next.journal.records import (
+from msgbus.journal.ports import Journal
+from msgbus.journal.records import (
     DELAYED,
     HOLDING,
     Cursor,
@@ -16,6 +15,7 @@ from msgbus._next.journal.records import (
     Selection,
     State,
 )
+from msgbus.testing.conformance.journal.kit import SETTLED, STATES
 
 _ALL = 1_000_000_000
 

@@ -1,15 +1,16 @@
 """Conformance tests: members, their renewals and their end, and the cursors they open."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 import anyio
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import ConfigurationError, StaleError
+from msgbus.journal.operations import Append, Drop, Pass, Put
+from msgbus.journal.records import Member, Order, Selection, State
+from msgbus.testing.conformance.journal.kit import (
     EVENTS,
     SHARED,
-    EngineSuite,
+    JournalSuite,
     cursor_of,
     end,
     expected,
@@ -21,13 +22,9 @@ from msgbus._next.conformance.kit import (
     take,
     until,
 )
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Append, Drop, Pass, Put
-from msgbus._next.journal.records import Member, Order, Selection, State
-from msgbus.errors import ConfigurationError
 
 
-class MemberTests(EngineSuite):
+class MemberTests(JournalSuite):
     """Partitions and claims belong to a process as long as its member exists."""
 
     # -- join, renew, end ------------------------------------------------------------------------

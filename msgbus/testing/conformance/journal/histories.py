@@ -1,32 +1,30 @@
 """Conformance tests: random histories of two processes keep the invariants and lose nothing."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from typing import final
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import StaleError
+from msgbus.journal.operations import Append, Drop, Fence, Operation, Pass, Put, Seek
+from msgbus.journal.ports import Journal
+from msgbus.journal.records import Cursor, Record, State
+from msgbus.testing.conformance.journal.kit import (
     LETTER,
     SETTLED,
     STATES,
-    EngineSuite,
+    JournalSuite,
     expected,
     make_record,
 )
-from msgbus._next.conformance.model import (
+from msgbus.testing.conformance.journal.model import (
     ALL,
     QUEUE,
     SELECTIONS,
     HistoryWorker,
     PartitionWindow,
 )
-from msgbus._next.conformance.row_steps import RowHistory
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Append, Drop, Fence, Operation, Pass, Put, Seek
-from msgbus._next.journal.ports import Journal
-from msgbus._next.journal.records import Cursor, Record, State
+from msgbus.testing.conformance.journal.row_steps import RowHistory
 
 
 @final
@@ -325,7 +323,7 @@ class RandomHistory(RowHistory):
         return count > 0
 
 
-class HistoryTests(EngineSuite):
+class HistoryTests(JournalSuite):
     """Whatever happens, each message is acknowledged, ahead of the cursor, or in one row."""
 
     seeds = range(20)

@@ -1,18 +1,29 @@
 """Conformance tests: acquiring a partition, and what was in flight when its owner ended."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 import anyio
 
-from msgbus._next.conformance.invariants import broken_invariants
-from msgbus._next.conformance.kit import (
+from msgbus.errors import StaleError
+from msgbus.journal.operations import Pass, Put, Remove
+from msgbus.journal.ports import Journal
+from msgbus.journal.records import (
+    Cursor,
+    Kind,
+    Member,
+    Order,
+    Pending,
+    Record,
+    Selection,
+    State,
+)
+from msgbus.testing.conformance.journal.invariants import broken_invariants
+from msgbus.testing.conformance.journal.kit import (
     EVENTS,
     KEYED,
     STATES,
     TIME,
-    EngineSuite,
+    JournalSuite,
     append,
     end,
     expected,
@@ -23,19 +34,6 @@ from msgbus._next.conformance.kit import (
     make_row,
     row_of,
     take,
-)
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Pass, Put, Remove
-from msgbus._next.journal.ports import Journal
-from msgbus._next.journal.records import (
-    Cursor,
-    Kind,
-    Member,
-    Order,
-    Pending,
-    Record,
-    Selection,
-    State,
 )
 
 
@@ -52,7 +50,7 @@ async def _hand_over(
     return taken, await other.find("orders", STATES)
 
 
-class PartitionTests(EngineSuite):
+class PartitionTests(JournalSuite):
     """A partition has one owner, and nothing that was in flight is lost with it."""
 
     async def test_a_free_partition_is_acquired(self) -> None:

@@ -1,17 +1,18 @@
 """Conformance tests of engines whose messages can be lost or damaged: the others go on."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 from abc import abstractmethod
 
-from msgbus._next.conformance.kit import (
+from msgbus.journal.operations import Pass, Put
+from msgbus.journal.ports import Journal
+from msgbus.journal.records import State
+from msgbus.testing.conformance.journal.kit import (
     EVENTS,
     KEYED,
     SHARED,
     TIME,
-    EngineSuite,
+    JournalSuite,
     claimed_offsets,
     cursor_of,
     end,
@@ -23,12 +24,9 @@ from msgbus._next.conformance.kit import (
     row_of,
     take,
 )
-from msgbus._next.journal.operations import Pass, Put
-from msgbus._next.journal.ports import Journal
-from msgbus._next.journal.records import State
 
 
-class ErasedTests(EngineSuite):
+class ErasedConformance(JournalSuite):
     """A message that is no longer in the log stops nothing."""
 
     @abstractmethod
@@ -53,7 +51,7 @@ class ErasedTests(EngineSuite):
             await fill_keys(journal, ["a", "a", "b", "a"])
             member = await join(journal)
             cursor = await take(journal, member, "orders", KEYED)
-            await journal.commit([Pass(cursor, 0, 4)])
+            await journal.commit([Pass(cursor, 0, 4)], member)
             for offset in (1, 3):
                 await self.erase(journal, offset)
             await end(other, member)
@@ -76,7 +74,7 @@ class ErasedTests(EngineSuite):
             assert (await cursor_of(journal, "shared")).acked == 4
 
 
-class DamagedTests(EngineSuite):
+class DamageConformance(JournalSuite):
     """A damaged message stops nothing but itself."""
 
     @abstractmethod
@@ -99,7 +97,7 @@ class DamagedTests(EngineSuite):
             await fill_keys(journal, ["a", "b", "a"])
             member = await join(journal)
             cursor = await take(journal, member, "orders", KEYED)
-            await journal.commit([Pass(cursor, 0, 3)])
+            await journal.commit([Pass(cursor, 0, 3)], member)
             await self.damage(journal, 2)
             await end(other, member)
 

@@ -1,16 +1,18 @@
 """Conformance tests: enqueued commands, unique keys, delayed events."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 import anyio
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import StaleError
+from msgbus.journal.operations import Append, Drop, Operation, Put, Reply
+from msgbus.journal.ports import Journal
+from msgbus.journal.records import DELAYED, Kind, Pending, Record, Selection, State
+from msgbus.testing.conformance.journal.kit import (
     LETTER,
     STATES,
     TIME,
-    EngineSuite,
+    JournalSuite,
     append,
     expected,
     fill,
@@ -22,10 +24,6 @@ from msgbus._next.conformance.kit import (
     read_all,
     row_of,
 )
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Append, Drop, Operation, Put, Reply
-from msgbus._next.journal.ports import Journal
-from msgbus._next.journal.records import DELAYED, Kind, Pending, Record, Selection, State
 
 QUEUE = "commands:shop.Pack"
 
@@ -40,7 +38,7 @@ async def _delay(journal: Journal, record: Record, due: float = TIME) -> Pending
     return await row_of(journal, DELAYED, result.offset)
 
 
-class QueueTests(EngineSuite):
+class QueueTests(JournalSuite):
     """A command has a row in its queue, a delayed event has only a row."""
 
     # -- enqueued commands -----------------------------------------------------------------------

@@ -1,14 +1,16 @@
 """Conformance tests: parked rows go on in order, and dead letters are replayed or discarded."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import StaleError
+from msgbus.journal.operations import Drop, Put
+from msgbus.journal.ports import Journal
+from msgbus.journal.records import Pending, State
+from msgbus.testing.conformance.journal.kit import (
     LETTER,
     STATES,
     TIME,
-    EngineSuite,
+    JournalSuite,
     claimed_offsets,
     end,
     expected,
@@ -18,10 +20,6 @@ from msgbus._next.conformance.kit import (
     row_of,
     states_of,
 )
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Drop, Put
-from msgbus._next.journal.ports import Journal
-from msgbus._next.journal.records import Pending, State
 
 WAITING, CLAIMED, PARKED = State.WAITING, State.CLAIMED, State.PARKED
 DEAD, DONE, KEPT, DAMAGED = State.DEAD, State.DONE, State.KEPT, State.DAMAGED
@@ -38,7 +36,7 @@ def _rows(*states: State, key: str | None = "a") -> list[Pending]:
     return [make_row("orders", offset, state, key=key) for offset, state in enumerate(states, 1)]
 
 
-class LetterTests(EngineSuite):
+class LetterTests(JournalSuite):
     """Rows of one key go on one after another, in order."""
 
     # -- promotion -------------------------------------------------------------------------------
@@ -274,7 +272,7 @@ class LetterTests(EngineSuite):
                 await _write(journal, row)
                 settled = row if state is None else row.moved(state, time=TIME, key=None)
 
-                await journal.commit([Drop(row) if state is None else Put(settled, LETTER)])
+                await journal.commit([Drop(row) if state is None else Put(settled)])
 
                 assert await journal.letter(row) is None
                 version = 1 if state is None else settled.version + 1

@@ -1,7 +1,5 @@
 """Conformance tests: what rides in every commit of a process."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -9,11 +7,15 @@ from typing import final
 
 import anyio
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import StaleError
+from msgbus.journal.operations import Append, Drop, Fence, Operation, Pass, Put
+from msgbus.journal.ports import Claim, Journal
+from msgbus.journal.records import DELAYED, Kind, Selection, State
+from msgbus.testing.conformance.journal.kit import (
     EVENTS,
     STATES,
     TIME,
-    EngineSuite,
+    JournalSuite,
     append,
     claimed_offsets,
     cursor_of,
@@ -30,10 +32,6 @@ from msgbus._next.conformance.kit import (
     take,
     until,
 )
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Append, Drop, Fence, Operation, Pass, Put
-from msgbus._next.journal.ports import Claim, Journal
-from msgbus._next.journal.records import DELAYED, Kind, Selection, State
 
 QUEUE = "commands:shop.Pack"
 STALE = Put(make_row("orders", 1, version=7))
@@ -71,7 +69,7 @@ class CommitRecorder:
         return [offset for appended, _ in self.asked for offset in claimed_offsets(appended)]
 
 
-class ParticipantTests(EngineSuite):
+class ParticipantTests(JournalSuite):
     """Operations of a subscription ride in the commits of others."""
 
     async def test_a_participant_is_asked_once_for_each_commit(self) -> None:

@@ -1,18 +1,20 @@
 """Conformance tests: pending rows, their guards, and what can be asked about them."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 import anyio
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import StaleError
+from msgbus.journal.operations import Append, Drop, Operation, Pass, Put, Reply, Save
+from msgbus.journal.ports import Due, Journal
+from msgbus.journal.records import Instance, Pending, Result, State
+from msgbus.testing.conformance.journal.kit import (
     EVENTS,
     KEYED,
     LETTER,
     STATES,
     TIME,
-    EngineSuite,
+    JournalSuite,
     append,
     end,
     expected,
@@ -23,13 +25,9 @@ from msgbus._next.conformance.kit import (
     row_of,
     take,
 )
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Append, Drop, Operation, Pass, Put, Reply, Save
-from msgbus._next.journal.ports import Due, Journal
-from msgbus._next.journal.records import Instance, Pending, Result, State
 
 
-class RowTests(EngineSuite):
+class RowTests(JournalSuite):
     """Every change of a row, and of an instance, is guarded by its version."""
 
     # -- Put and Drop ----------------------------------------------------------------------------
@@ -307,6 +305,24 @@ class RowTests(EngineSuite):
             )
             assert await journal.blocked_keys("orders", 0) == {"waiting", "claimed", ""}
 
+    async def test_the_rows_of_a_key_are_counted(self) -> None:
+        async with self.opened() as journal:
+            await fill(journal, 6)
+            rows = [
+                make_row("orders", 2, State.DEAD, key="a"),
+                make_row("orders", 3, State.PARKED, key="a"),
+                make_row("orders", 4, key="b"),
+                make_row("orders", 5, partition=1, key="a"),
+                make_row("bills", 1, key="a"),
+            ]
+            await journal.commit([Put(row) for row in rows])
+
+            assert await journal.key_rows("orders", 0, "a") == (2, 2)
+            assert await journal.key_rows("orders", 1, "a") == (5, 1)
+            assert await journal.key_rows("orders", 1, "b") == (None, 0)
+            await journal.commit([Drop(rows[0])])
+            assert await journal.key_rows("orders", 0, "a") == (3, 1)
+
     async def test_the_next_due_time_is_the_earliest_of_the_waiting_rows(self) -> None:
         async with self.opened() as journal:
             await fill(journal, 5)
@@ -364,6 +380,8 @@ class RowTests(EngineSuite):
                 assert await one.result("id") == Result("id", b'{"n":1}', None, TIME)
                 assert await one.result("failed") == Result("failed", None, "no stock", TIME)
                 assert await one.result("none") == Result("none", None, None, TIME)
+                found = await one.results(["id", "none", "absent"])
+                assert sorted(result.message_id for result in found) == ["id", "none"]
             assert await other.head() == 1
 
     # -- instances -------------------------------------------------------------------------------

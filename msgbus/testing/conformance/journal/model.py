@@ -1,16 +1,12 @@
 """Two processes of a random history, and a model of what they acknowledged."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
 from typing import Final, final
 
-from msgbus._next.conformance.invariants import broken_invariants
-from msgbus._next.conformance.kit import SETTLED, STATES, make_row, read_all
-from msgbus._next.journal.operations import Operation, Pass
-from msgbus._next.journal.ports import Claim, Journal
-from msgbus._next.journal.records import (
+from msgbus.journal.operations import Operation, Pass
+from msgbus.journal.ports import Claim, Journal
+from msgbus.journal.records import (
     DELAYED,
     Cursor,
     Member,
@@ -20,6 +16,8 @@ from msgbus._next.journal.records import (
     Selection,
     State,
 )
+from msgbus.testing.conformance.journal.invariants import broken_invariants
+from msgbus.testing.conformance.journal.kit import SETTLED, STATES, make_row, read_all
 
 QUEUE: Final = "commands:shop.Pack"
 

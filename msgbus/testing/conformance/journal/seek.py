@@ -1,16 +1,18 @@
 """Conformance tests: a subscription is put elsewhere in the log, or removed."""
 
-# ruff: noqa: S101
-
 from __future__ import annotations
 
-from msgbus._next.conformance.kit import (
+from msgbus.errors import StaleError
+from msgbus.journal.operations import Append, Drop, Fence, Pass, Put, Remove, Reply, Seek
+from msgbus.journal.ports import Claim
+from msgbus.journal.records import Order, Selection, State
+from msgbus.testing.conformance.journal.kit import (
     EVENTS,
     LETTER,
     SHARED,
     STATES,
     TIME,
-    EngineSuite,
+    JournalSuite,
     claimed_offsets,
     cursor_of,
     expected,
@@ -22,13 +24,9 @@ from msgbus._next.conformance.kit import (
     row_of,
     take,
 )
-from msgbus._next.journal.errors import StaleError
-from msgbus._next.journal.operations import Append, Drop, Fence, Pass, Put, Remove, Seek
-from msgbus._next.journal.ports import Claim
-from msgbus._next.journal.records import Order, Selection, State
 
 
-class SeekTests(EngineSuite):
+class SeekTests(JournalSuite):
     """After `Seek` and `Remove`, nothing of before gets through."""
 
     async def test_all_cursors_are_put_to_the_offset(self) -> None:
@@ -77,6 +75,26 @@ class SeekTests(EngineSuite):
             assert await journal.letter(rows[0]) == LETTER
             assert await journal.letter(rows[4]) is None
             assert await journal.count("bills") == {State.WAITING: 1}
+
+    async def test_a_seek_forward_deletes_the_done_rows_that_it_passes(self) -> None:
+        selection = Selection(order=Order.KEY, partitions=2)
+        async with self.both() as (journal, other):
+            await fill(journal, 6)
+            await journal.open("orders", selection, 0)
+            rows = [
+                make_row("orders", 1, State.DONE),
+                make_row("orders", 2, State.DEAD, partition=1),
+                make_row("orders", 3, State.DONE, partition=1),
+                make_row("orders", 4, State.KEPT),
+                make_row("orders", 5, State.DONE),
+                make_row("bills", 1, State.DONE),
+            ]
+            await journal.commit([Put(row) for row in rows])
+
+            await other.commit([Seek("orders", 4)])
+
+            assert await journal.find("orders", STATES) == [rows[1], rows[3]]
+            assert await journal.find("bills", STATES) == [rows[5]]
 
     async def test_a_former_owner_is_refused_after_a_seek(self) -> None:
         async with self.both() as (journal, other):
@@ -175,6 +193,7 @@ class SeekTests(EngineSuite):
                     Put(dead, LETTER),
                     Put(make_row("orders", 2, State.DONE)),
                     Put(make_row("bills", 1, State.DEAD), LETTER),
+                    Reply("id", TIME, b"{}"),
                 ]
             )
 
@@ -185,10 +204,26 @@ class SeekTests(EngineSuite):
             assert await journal.letter(dead) is None
             assert await journal.letter(await row_of(journal, "bills", 1)) == LETTER
             assert len(await read_all(journal)) == 3
+            assert await journal.result("id") is not None
             with expected(StaleError):
                 await journal.commit([Pass(cursor, 1, 1)], member)
             with expected(StaleError):
                 await journal.commit([Drop(dead)], member)
+
+    async def test_a_removed_subscription_has_nothing_to_claim_in_any_form(self) -> None:
+        async with self.both() as (journal, other):
+            await fill(journal, 3)
+            member = await join(journal)
+            await journal.open("shared", SHARED, 0)
+            await other.commit([Remove("shared")])
+
+            for alone in (False, True):
+                with expected(StaleError):
+                    await journal.claim(member, "shared", 1, TIME, selection=SHARED, alone=alone)
+                with expected(StaleError):
+                    await journal.claim(member, "shared", 1, TIME, partitions=[0], alone=alone)
+                # A queue exists by its rows only.
+                assert await journal.claim(member, "queue", 1, TIME, alone=alone) == []
 
     async def test_a_removed_subscription_may_be_made_anew(self) -> None:
         async with self.opened() as journal:
