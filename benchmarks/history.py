@@ -12,11 +12,12 @@ from benchmarks.journal import make_folder
 from benchmarks.rows import Row
 from benchmarks.timing import Effort, Measurement, WorkNotDoneError, steady, summarise, timed
 from msgbus import Event, MessageBus
-from msgbus.journal import MessageCodec
+from msgbus.journal import MessageCodec, Record, Selection
 
 MANY: Final = 2_000
 SINGLE: Final = 100
 PAST: Final = 20_000
+PAGE: Final = 1_000
 
 
 class ReadingTaken(Event):
@@ -74,7 +75,7 @@ async def replay(effort: Effort) -> Measurement:
             journal = bus.journal
             assert journal is not None
             await bus.publish_many(build(PAST))
-            codec = MessageCodec([ReadingTaken])
+            codec, everything = MessageCodec([ReadingTaken]), Selection()
             shown = 0
 
             async def handler(event: ReadingTaken) -> None:
@@ -82,11 +83,13 @@ async def replay(effort: Effort) -> Measurement:
                 shown += event.number >= 0
 
             async def read(_: object) -> None:
-                start = 1
-                while page := await journal.read(start):
-                    for record in page:
+                after = 0
+                while after < PAST:
+                    scan = await journal.read(after, PAGE, everything)
+                    for record in scan.records:
+                        assert isinstance(record, Record)
                         codec.decode(record)
-                    start = page.next
+                    after = scan.upto
 
             async def show(_: object) -> None:
                 await bus.replay(1, to=handler)

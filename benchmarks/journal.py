@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 
 from benchmarks.rows import Row
 from benchmarks.timing import Effort, Measurement, WorkNotDoneError, steady, summarise, timed
-from msgbus.journal import Record, SqliteJournal
+from msgbus.journal import Record, SqliteJournal, operations
 from msgbus.testing.conformance.journal import make_record
 
 Append: TypeAlias = Callable[[Record], Awaitable[object]]
@@ -100,7 +100,7 @@ async def journal(folder: Path) -> AsyncGenerator[tuple[Append, Callable[[], Any
     async with SqliteJournal(folder / "journal.db") as opened:
 
         async def append(record: Record) -> None:
-            await opened.append([record])
+            await opened.commit([operations.Append(record)])
 
         yield append, opened.head
 

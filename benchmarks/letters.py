@@ -24,6 +24,8 @@ from benchmarks.rows import Row
 from benchmarks.subjects import Added
 from benchmarks.timing import Effort, Handler, Measurement, Open, Run, Side, compare, summarise
 from msgbus.journal import SqliteJournal
+from msgbus.journal.sqlite.columns import LETTER, PENDING, letter_row, pending_row
+from msgbus.journal.sqlite.schema import open_writer
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,
@@ -32,11 +34,10 @@ from msgbus.resilience import (
     LetterFilter,
     MemoryDeadLetterStore,
     SqliteDeadLetterStore,
-    sqlite_schema as schema,
 )
-from msgbus.resilience.letter_rows import row_of
-from msgbus.resilience.letters import letter_about, letter_id_of
-from msgbus.resilience.stores import ANY, Record
+from msgbus.resilience.dead_letters.entry import letter_about, letter_id_of
+from msgbus.resilience.dead_letters.filters import ANY
+from msgbus.resilience.dead_letters.rows import new_row
 
 MANY: Final = 100_000
 DIED: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -97,22 +98,33 @@ async def into_memory(handler: Handler) -> AsyncGenerator[Run]:
     yield run
 
 
+def insert(connection: sqlite3.Connection, batch: Sequence[DeadLetterEntry]) -> None:
+    """Write the rows of letters, by `executemany` in one transaction."""
+    puts = [new_row(one, 0.0) for one in batch]
+    rows = [pending_row(put.row, None) for put in puts]
+    about = [letter_row(put.row, put.letter, put.row.body) for put in puts if put.letter]
+    connection.execute("BEGIN IMMEDIATE")
+    for table, columns, values in (("pending", PENDING, rows), ("letters", LETTER, about)):
+        places = ", ".join("?" * len(columns.split(", ")))
+        statement = f"INSERT INTO msgbus_{table} ({columns}) VALUES ({places})"
+        connection.executemany(statement, values)
+    connection.execute("COMMIT")
+
+
 @asynccontextmanager
 async def by_insert(handler: Handler) -> AsyncGenerator[Run]:
     """The same rows and indexes, by `executemany` in one transaction, with one fsync."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "letters.db"
-        with closing(schema.open_writer(path, timeout=5)) as connection:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(open_writer(f"{folder}/letters.db", 5.0)) as connection,
+    ):
 
-            async def run(batch: Sequence[Any]) -> None:
-                connection.execute("BEGIN IMMEDIATE")
-                rows = [row_of(Record(letter)) for letter in batch]
-                connection.executemany(schema.LETTERS.insert, rows)
-                connection.execute("COMMIT")
-                for letter in batch:
-                    await handler(letter)
+        async def run(batch: Sequence[Any]) -> None:
+            insert(connection, batch)
+            for letter in batch:
+                await handler(letter)
 
-            yield run
+        yield run
 
 
 def flushed(store: DeadLetterStore, handler: Handler) -> Run:
@@ -210,11 +222,8 @@ def full_file(number: int) -> Path:
         folder = Path(tempfile.mkdtemp(prefix="msgbus-letters-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         path = folder / "letters.db"
-        with closing(schema.open_writer(path, timeout=5)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            rows = (row_of(Record(letter)) for letter in letters(number))
-            connection.executemany(schema.LETTERS.insert, rows)
-            connection.execute("COMMIT")
+        with closing(open_writer(str(path), 5.0)) as connection:
+            insert(connection, letters(number))
         _full[number] = path
     return _full[number]
 
@@ -241,12 +250,13 @@ async def full_store(number: int) -> AsyncGenerator[tuple[DeadLetterStore, Path]
     await store.close()
 
 
-def scanned(path: Path, table: str) -> float:
-    """Seconds to read every letter of the file, in one go."""
+def scanned(path: Path) -> float:
+    """Seconds to read every letter of the file, and its row, in one go."""
     with closing(sqlite3.connect(path)) as connection:
         began = time.perf_counter()
-        for _ in connection.execute(f"SELECT * FROM {table}"):
-            pass
+        for table in ("msgbus_letters", "msgbus_pending"):
+            for _ in connection.execute(f"SELECT * FROM {table}"):
+                pass
         return time.perf_counter() - began
 
 
@@ -254,11 +264,10 @@ async def asked(
     question: Question, effort: Effort, number: int = MANY, *, in_journal: bool = False
 ) -> Measurement:
     """A question, in times of reading everything."""
-    table = "msgbus_dead_letters" if in_journal else "letters"
     pairs: list[tuple[float, float]] = []
     async with (full_journal if in_journal else full_store)(number) as (store, path):
         for _ in range(min(effort.repeats, 15)):
-            scan = scanned(path, table)
+            scan = scanned(path)
             began = time.perf_counter()
             await question(store)
             pairs.append((scan, time.perf_counter() - began))

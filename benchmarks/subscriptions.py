@@ -2,7 +2,7 @@
 
 All on files. Throughput is from the start of a new subscription until everything is handled
 and its cursor is written. Recovery is from opening the file until the first message is
-delivered again, after a process that died with messages in hand.
+delivered again, after a process that died with messages in flight.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ from typing import Final
 from benchmarks.rows import Row
 from benchmarks.timing import Effort, Measurement, WorkNotDoneError, steady, summarise
 from msgbus import Event
-from msgbus.journal import MessageCodec, Record, SqliteJournal
-from msgbus.journal.operations import CreateCursor, OpenWindow
+from msgbus.journal import MessageCodec, Record, Selection, SqliteJournal
+from msgbus.journal.operations import Append, Pass
 from msgbus.subscriptions import Delivery, DurableSubscription, Mode, SubscriptionConfig
-from msgbus.testing.conformance.journal import make_record
+from msgbus.subscriptions.config import selection_of
+from msgbus.testing.conformance.journal.kit import make_record
 
 MESSAGES: Final = 5_000
 PAGE: Final = 100
-"""Messages a page, on both sides: the default of subscriptions."""
+"""Messages a page, where the journal is read bare."""
+
+ALL: Final = Selection()
 
 IN_FLIGHT: Final = 16
-IN_HAND: Final = 50
-"""Messages that a process had in hand when it died."""
+LEFT: Final = 50
+"""Messages that a process had in flight when it died."""
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
 FLAT: Final = 2.0
@@ -55,7 +58,7 @@ async def filled(messages: list[Record]) -> AsyncGenerator[SqliteJournal]:
 async def append(journal: SqliteJournal, records: list[Record]) -> None:
     """In bulk: several calls at once become one group."""
     parts = [records[start : start + 250] for start in range(0, len(records), 250)]
-    await asyncio.gather(*(journal.append(part) for part in parts))
+    await asyncio.gather(*(journal.commit([Append(one) for one in part]) for part in parts))
 
 
 def repeats_of(effort: Effort) -> int:
@@ -87,10 +90,11 @@ async def read_bare(journal: SqliteJournal) -> float:
     handler, start = Counter(), 0
     gc.collect()
     began = time.perf_counter()
-    while page := await journal.read(start, PAGE):
-        for record in page:
+    while (scan := await journal.read(start, PAGE, ALL)).records:
+        for record in scan.records:
+            assert isinstance(record, Record)
             await handler(record, 1)
-        start = page.next
+        start = scan.upto
     took = time.perf_counter() - began
     handler.check()
     return took / MESSAGES
@@ -153,8 +157,8 @@ async def replay(effort: Effort) -> Measurement:
 async def read_payloads(journal: SqliteJournal) -> float:
     gc.collect()
     began = time.perf_counter()
-    found = await journal.transact(
-        lambda connection: connection.execute("SELECT payload FROM msgbus_log").fetchall()
+    found, _ = await journal.transact(
+        lambda connection: connection.execute("SELECT payload FROM msgbus_messages").fetchall()
     )
     took = time.perf_counter() - began
     if len(found) != MESSAGES:
@@ -167,11 +171,11 @@ async def read_messages(journal: SqliteJournal, codec: MessageCodec) -> float:
     start = last = 0
     gc.collect()
     began = time.perf_counter()
-    while page := await journal.read(start, 1_000):
-        for record in page:
-            message = codec.decode(record)
-            last += isinstance(message, Placed)
-        start = page.next
+    while (scan := await journal.read(start, 1_000, ALL)).records:
+        for record in scan.records:
+            assert isinstance(record, Record)
+            last += isinstance(codec.decode(record), Placed)
+        start = scan.upto
     took = time.perf_counter() - began
     if last != MESSAGES:
         text = f"{last} messages were decoded."
@@ -183,7 +187,7 @@ async def read_messages(journal: SqliteJournal, codec: MessageCodec) -> float:
 
 
 class Ended:
-    """A file that a process has left with messages in hand, as often as one likes."""
+    """A file that a process has left with messages in flight, as often as one likes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -204,9 +208,13 @@ class Ended:
         self._times += 1
         name = f"reader-{self._times}"
         async with SqliteJournal(self._path, reserve=0) as journal:
-            head = await journal.head()
-            begin = CreateCursor(name, head - IN_HAND)
-            await journal.commit([begin, OpenWindow(name, head)])
+            head, selection = await journal.head(), selection_of(SubscriptionConfig())
+            await journal.open(name, selection, head - LEFT)
+            member = await journal.join("benchmark", {name: selection.text})
+            cursor = await journal.acquire(member, name, 0, selection)
+            assert cursor is not None
+            await journal.commit([Pass(cursor, head - LEFT, head)], member)
+            await journal.end(member)
         delivered = asyncio.Event()
 
         async def deliver(_record: Record, _attempt: int) -> None:

@@ -131,16 +131,45 @@ async def event(trace: Trace, folder: Path) -> None:
 async def durable(trace: Trace, folder: Path) -> None:
     """A durable event: `publish`, until it is handled and acknowledged.
 
-    Counts vary with what else is due then, such as a round of the scheduler.
+    The acknowledgement is written at once, instead of 0.2 seconds later, so that nothing else
+    that is due meanwhile is traced with it.
     """
     bus = MessageBus(UNWATCHED, journal=f"sqlite:///{folder / 'walk.db'}")
-    subscription = bus.register_event_handler(Added, subjects.note, durable="walk")
+    handled = anyio.Event()
+
+    async def handle(event: Added) -> None:
+        del event
+        handled.set()
+
+    bus.register_event_handler(Added, handle, durable="walk")
     async with bus:
         for turn, one in enumerate(subjects.events(2)):
             await bus.settled()
+            handled = anyio.Event()
+            flush, written = write_acknowledgements(bus)
             with trace.recording(turn):
-                receipt = await bus.publish(one)
-                await subscription.caught_up(receipt.offset)
+                await bus.publish(one)
+                await handled.wait()
+                flush()
+                await written.wait()
+
+
+def write_acknowledgements(bus: MessageBus) -> tuple[Callable[[], object], anyio.Event]:
+    """Return what has a commit written now, and what is set when one has moved the cursor."""
+    durability: Any = bus._state.durability  # pyright: ignore[reportPrivateUsage]
+    (handler,) = durability.handlers._handlers.values()
+    state, written = handler.loop.state, anyio.Event()
+    partition, committed = state.owned[0], state.committed
+    before, event_loop = partition.cursor.acked, asyncio.get_running_loop()
+
+    def watched(kept: bool) -> Any:  # on the thread of the journal
+        call = committed(kept)
+        if partition.cursor.acked > before:
+            event_loop.call_soon_threadsafe(written.set)
+        return call
+
+    state.committed = watched
+    return durability.membership.flush_soon, written
 
 
 async def dead_letter(trace: Trace, folder: Path) -> None:

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from msgbus import Event, MessageBus, pipeline
+from msgbus.resilience import RetryConfig
 
 
 class OrderPlaced(Event, name="shop.OrderPlaced", key="customer"):
@@ -15,13 +16,13 @@ class OrderPlaced(Event, name="shop.OrderPlaced", key="customer"):
 
 
 async def send_receipt(event: OrderPlaced) -> None:
-    if event.customer == "bo":  # tried five times, and then given up
+    if event.customer == "bo":  # attempted three times, and then dead-lettered
         raise ConnectionError("the mail server hung up")
 
 
 async def work(url: str) -> None:
     async with MessageBus(journal=url) as bus:
-        bus.subscribe(OrderPlaced, send_receipt)
+        bus.subscribe(OrderPlaced, send_receipt, retry=RetryConfig(max_retries=2))
         for customer, cents in [("ann", 500), ("bo", 900), ("ann", 250)]:
             await bus.publish(OrderPlaced(customer=customer, cents=cents))
         await bus.settled()
@@ -49,6 +50,6 @@ if __name__ == "__main__":
 # > ann 750
 # > bo 900
 # > dead_lettered 1
-# > failed 5
+# > failed 3
 # > ok 2
 # > <!DOCTYPE html>

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from msgbus import Event
 from msgbus.journal import DeliveryRecord, MessageCodec, Outcome, Record, SqliteJournal
-from msgbus.journal.operations import AddDelivery, Append, Operation
+from msgbus.journal.operations import Append, Note, Operation
 from msgbus.messages.message import set_meta
 from msgbus.messages.metadata import Metadata
 from msgbus.pipeline import Projection
@@ -95,7 +95,7 @@ def groups(first: int, last: int) -> Iterator[list[Operation]]:
             record = make_record(dice, codec, number, parent)
             # A root has no parent, and most messages have a root not far above.
             parent = record if record.depth < 6 and dice.random() < 0.7 else None
-            operations += [Append(record), *map(AddDelivery, deliveries(dice, record))]
+            operations += [Append(record), *map(Note, deliveries(dice, record))]
         yield operations
 
 

@@ -9,7 +9,7 @@ from examples.shop.durable import Durable, Handled
 from examples.shop.handlers import OUTAGE
 from examples.shop.messages import WRONG, Card
 from examples.shop.rush import IMPORTS, Rush
-from examples.shop.worker import FLUSH_ACKS, MAX_BUFFERED
+from examples.shop.worker import BUFFER
 
 
 class Equation(NamedTuple):
@@ -169,7 +169,7 @@ def check_durable_handler(act: Durable, name: str, handled: Handled) -> Iterator
         lines[record.key if name == "take_stock" else None].append(record.offset)
     ordered = sum(one < other for line in lines.values() for one, other in pairwise(line))
     # A receipt may be sent twice, because of the kill; goods are never taken twice.
-    limit = FLUSH_ACKS + MAX_BUFFERED if name == "send_receipt" else 0
+    limit = BUFFER if name == "send_receipt" else 0
     count, again = {"handled": len(once)}, {"again": handled.again}
     both = {"by worker 1": workers[1], "by worker 2": workers[2]}
     ends = {**count, "dead letters": len(handled.dead)}

@@ -18,7 +18,7 @@ from examples.shop.messages import Card, PlaceOrder
 from examples.shop.rush import Till, place_orders
 from examples.shop.worker import url_of
 from msgbus import BusConfig, MessageBus
-from msgbus.journal import Record
+from msgbus.journal import Record, Selection, State
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "# Made by examples/shop, which replaces its files at each run.\n*\n"
@@ -97,7 +97,7 @@ async def sell_and_take_over(bus: MessageBus, act: Durable, book: Sequence[Place
             tills.start_soon(place_orders, bus, book, act.till)
             await wait_until(lambda: is_active(act.folder, 2), worker)
             seconds = time.perf_counter() - act.killed
-            print(f"  worker 2 (process {worker.pid}) takes over after {seconds:.1f} s")
+            print(f"  worker 2 (process {worker.pid}) takes over {seconds:.1f} s after the kill")
         await anyio.to_thread.run_sync(worker.communicate, "finish\n", abandon_on_cancel=True)
 
 
@@ -105,14 +105,15 @@ async def read_results(bus: MessageBus, act: Durable) -> None:
     """Read what the workers left: in the journal, on the shelf, at the mail server."""
     journal, shelf = bus.journal, read_shelf(act.folder)
     assert journal is not None
-    act.journal = list(await journal.read(1, 10**9, names={"shop.OrderPlaced"}))
+    scan = await journal.read(0, 10**9, Selection(names={"shop.OrderPlaced"}))
+    act.journal = [record for record in scan.records if isinstance(record, Record)]
     act.units = sum(units for _, _, units in shelf)
     taken = [(number, worker) for number, worker, _ in shelf]
     for name, rows in {"send_receipt": read_receipts(act.folder), "take_stock": taken}.items():
-        letters = await journal.dead_letters(name, limit=10**9)
-        dead = [letter.record.json()["number"] for letter in letters]
-        cursor = await journal.cursor(name)
-        act.handlers[name] = Handled(rows, dead, 0 if cursor is None else cursor.offset)
+        letters = {row.offset for row in await journal.find(name, [State.DEAD], limit=10**9)}
+        dead = [record.json()["number"] for record in act.journal if record.offset in letters]
+        cursor = min(partition.acked for partition in await journal.cursors(name))
+        act.handlers[name] = Handled(rows, dead, cursor)
 
 
 # --- The worker and its files, seen from outside --------------------------------------------------

@@ -12,11 +12,10 @@ import anyio.to_thread
 
 from examples.shop.messages import WRONG, OrderPlaced
 from msgbus import BusConfig, MessageBus, Unhandleable
-from msgbus.subscriptions import Mode
+from msgbus.subscriptions import Mode, SubscriptionTuning
 
-LEASE = 1.0  # seconds without a sign of life after which another worker may take over
-FLUSH_ACKS = 50  # so many acknowledgements may not be written yet when a worker is killed, and
-MAX_BUFFERED = 100  # so many messages may be in its memory: at most their sum comes again
+BUFFER = 100  # so many messages may be in the memory of a worker: if it is killed, they come again
+SILENCE = 1.0  # seconds; a worker that is killed is noticed before, at least on Linux
 
 
 def url_of(folder: Path) -> str:
@@ -25,7 +24,8 @@ def url_of(folder: Path) -> str:
 
 def open_worker(folder: Path, number: int) -> MessageBus:
     """Make the bus of one worker, with two durable handlers."""
-    bus = MessageBus(BusConfig(name=f"worker-{number}"), journal=url_of(folder))
+    config = BusConfig(name=f"worker-{number}", member_ttl=SILENCE)
+    bus = MessageBus(config, journal=url_of(folder))
     mail = (folder / "receipts.txt").open("a", buffering=1)  # stands for a mail server
 
     # One event after the other, in the order of the journal, on one worker at a time. A worker
@@ -34,9 +34,7 @@ def open_worker(folder: Path, number: int) -> MessageBus:
         OrderPlaced,
         durable="send_receipt",
         mode=Mode.EXCLUSIVE,
-        lease_ttl=LEASE,
-        flush_acks=FLUSH_ACKS,
-        max_buffered=MAX_BUFFERED,
+        tuning=SubscriptionTuning(buffer=BUFFER),
     )
     async def send_receipt(event: OrderPlaced) -> None:
         if event.email.endswith(WRONG):
@@ -52,7 +50,6 @@ def open_worker(folder: Path, number: int) -> MessageBus:
         mode=Mode.KEY_SHARED,
         max_in_flight=5,
         idempotent=True,
-        lease_ttl=LEASE,
     )
     async def take_stock(event: OrderPlaced) -> None:
         async with bus.transaction() as transaction:

@@ -26,7 +26,7 @@ from msgbus.pipeline.session import session, showing_progress
 from msgbus.pipeline.source import register
 from msgbus.pipeline.source.journal_file import bounds_of
 from msgbus.pipeline.source.options import journal_path, payload_codec
-from msgbus.pipeline.source.selection import Bound, Selection, Where
+from msgbus.pipeline.source.selection import Bound, RowSelection, Where
 from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES, Table, table_of
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Pipeline:
         `{"name": "shop.OrderPlaced", "session_id": ["job-1", "job-2"]}`. Spark's own conditions
         on the frame give the same rows, after reading all.
         """
-        return read_all(self, Selection(MESSAGES, since, until, columns, where))
+        return read_all(self, RowSelection(MESSAGES, since, until, columns, where))
 
     def events(
         self,
@@ -139,7 +139,7 @@ class Pipeline:
         where: Where | None = None,
     ) -> DataFrame:
         """One row per attempt to handle a message."""
-        return read_all(self, Selection(DELIVERIES, since, until, columns, where))
+        return read_all(self, RowSelection(DELIVERIES, since, until, columns, where))
 
     def stream(
         self,
@@ -158,7 +158,7 @@ class Pipeline:
         options = {**self.source, "startingOffsets": str(start)}
         if max_rows is not None:
             options["maxRowsPerBatch"] = str(max_rows)
-        selection = Selection(table_of(table), columns=columns, where=where)
+        selection = RowSelection(table_of(table), columns=columns, where=where)
         return selection.load(self.spark.readStream, {**options, **selection.options()})
 
     # -- lake and report -----------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Pipeline:
         With `sealed`, the last offset that a lake holds, a query fails with `TrimmedError` if the
         journal was trimmed beyond it meanwhile.
         """
-        selection = Selection(table, since, until, columns, where)
+        selection = RowSelection(table, since, until, columns, where)
         options = {**self.source, **selection.options()}
         if sealed is not None:
             options["sealed"] = str(sealed)
@@ -276,7 +276,7 @@ class Pipeline:
             message = f"'partitions' is {partitions}; write a whole number of at least 1."
             raise PipelineOptionError(message, option="partitions")
         fold = plan(projection, key=key, skip_corrupt=skip_corrupt)
-        selection = Selection(MESSAGES, since, until, COLUMNS, {"name": fold.names})
+        selection = RowSelection(MESSAGES, since, until, COLUMNS, {"name": fold.names})
         return replayed(self.spark, parts_of(self, selection), fold, partitions=partitions)
 
     def run(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -30,10 +31,10 @@ from typing import (
 
 from pydantic import BaseModel
 
-from msgbus.errors import ProjectionError, StoredMessageError
+from msgbus.errors import JournalCorruptError, ProjectionError, StoredMessageError
 from msgbus.journal.codec import MessageCodec
-from msgbus.journal.port import Journal
-from msgbus.journal.records import Record
+from msgbus.journal.ports import Log, Scan
+from msgbus.journal.records import Kind, Record, Selection
 from msgbus.messages.message import Message
 from msgbus.messages.upcasting import Upcaster, restore_upcasters, upcasters_of
 
@@ -281,7 +282,7 @@ def _with_keys(
 
 
 async def fold(
-    journal: Journal,
+    journal: Log,
     projection: type[Projection[Any, Any]] | Projection[Any, Any],
     *,
     key: Key | None = None,
@@ -296,22 +297,53 @@ async def fold(
     Raises:
         ProjectionError: The projection cannot be used.
         StoredMessageError: An event does not decode, and `skip_corrupt` is not set.
+        JournalCorruptError: A record is damaged, and `skip_corrupt` is not set.
     """
     checked = plan(projection, key=key, skip_corrupt=skip_corrupt)
     codec, states = checked.codec(), States(checked)
-    start = since if isinstance(since, int) else 0
-    while page := await journal.read(start, _PAGE, names=checked.names):
-        wanted = [record for record in page if _is_between(record, since, until)]
-        states.advance(_with_keys(checked, codec, wanted))
-        if isinstance(until, int) and page[-1].offset >= until:
-            break
-        start = page.next
+    start = max(await journal.first(), since if isinstance(since, int) else 0)
+    end = await journal.head() + 1
+    if isinstance(until, int):
+        end = min(end, until)
+    async with aclosing(_pages(journal, checked.names, start - 1, end - 1)) as pages:
+        async for page in pages:
+            found = [one for one in page if isinstance(one, Record)]
+            if len(found) < len(page) and not skip_corrupt:
+                raise _damaged(next(one for one in page if isinstance(one, int)))
+            wanted = [record for record in found if _is_between(record, since, until)]
+            states.advance(_with_keys(checked, codec, wanted))
     return list(states.rows())
 
 
+async def _pages(
+    journal: Log, names: list[str], after: int, last: int
+) -> AsyncGenerator[list[Record | int], None]:
+    """Read messages of any kind behind `after` and up to `last`, in order."""
+    kinds = [Selection(names=names, kind=kind) for kind in (Kind.EVENT, Kind.COMMAND)]
+    scans = [Scan((), after) for _ in kinds]
+    while after < last:
+        for index, selection in enumerate(kinds):
+            if scans[index].upto <= after:
+                scans[index] = await journal.read(after, _PAGE, selection)
+        upto = min(last, *(scan.upto for scan in scans))
+        # A damaged record comes with every kind: it is one message all the same.
+        found = {_offset(one): one for scan in scans for one in scan.records}
+        yield [found[offset] for offset in sorted(found) if after < offset <= upto]
+        after = upto
+
+
+def _offset(record: Record | int) -> int:
+    return record if isinstance(record, int) else record.offset
+
+
+def _damaged(offset: int) -> JournalCorruptError:
+    return JournalCorruptError(
+        f"Message {offset} of the journal is damaged. Restore a backup; skip_corrupt=True leaves "
+        f"such messages out, and journal.verify() lists all of them."
+    )
+
+
 def _is_between(record: Record, since: int | datetime | None, until: int | datetime | None) -> bool:
-    if isinstance(until, int) and record.offset >= until:
-        return False
     # In microseconds, as in Spark.
     time = math.floor(record.time * 1_000_000 + 0.5)
     if isinstance(since, datetime) and time < _microseconds(since):

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast, final
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as sql
 
-from msgbus.errors import ConfigurationError, PipelineError
-from msgbus.journal.operations import CreateCursor, MoveCursor
-from msgbus.journal.sqlite import SqliteJournal
+from msgbus.errors import ConfigurationError, PipelineError, StaleError
+from msgbus.journal.operations import Pass
+from msgbus.journal.records import Selection
+from msgbus.journal.sqlite.journal import SqliteJournal
 from msgbus.messages.message import Command, Message
 from msgbus.pipeline.arrow_decoding import Decoder
 from msgbus.pipeline.handlers import BatchHandler, MicroBatch
@@ -36,7 +38,10 @@ if TYPE_CHECKING:
 Start: TypeAlias = int | Literal["earliest", "latest"]
 
 CURSOR: Final = "pipeline."
-"""Prefix of the cursors of batch handlers."""
+"""Prefix of the subscriptions of batch handlers: a cursor each, without an owner."""
+
+_SELECTION: Final = Selection(text="pipeline")
+"""What it takes is Spark's business: members neither serve nor claim it."""
 
 
 @final
@@ -149,11 +154,18 @@ class HandlerQuery:
 
 
 def move_cursor(path: str, cursor: str, offset: int) -> None:
-    """Move a cursor to `offset`, and create it if it is missing: retention keeps what is after."""
+    """Move a cursor to `offset`, and create it if it is missing: retention keeps what is after.
+
+    It never goes back.
+    """
 
     async def move() -> None:
         async with SqliteJournal(path, reserve=0) as journal:
-            await journal.commit([CreateCursor(cursor, offset), MoveCursor(cursor, offset)])
+            (found,) = await journal.open(cursor, _SELECTION, offset)
+            if found.acked < offset:
+                # Another run that has just moved it will do so again.
+                with suppress(StaleError):
+                    await journal.commit([Pass(found, offset, offset)])
 
     # On a thread of its own: in a notebook this one already runs an event loop.
     with ThreadPoolExecutor(1) as thread:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, final
 from pyspark.sql import DataFrame, Row, SparkSession, functions as sql
 
 from msgbus.errors import WrongLakeError
+from msgbus.journal.records import Kind
 from msgbus.pipeline.arrow import (
     Batch,
     Batches,
@@ -183,7 +184,11 @@ class _JournalOrigin:
         self, table: Table, span: tuple[int, int], sealed: int, paths: LakePaths
     ) -> list[StagedFile]:
         check_sealed(self._pipe.path, sealed)
-        options = ReadOptions(path=self._pipe.path, table=table, codec=self._pipe.codec)
+        # All kinds: what is sealed may be trimmed, control records too.
+        where = {"kind": list(map(str, Kind))} if table is MESSAGES else None
+        options = ReadOptions(
+            path=self._pipe.path, table=table, codec=self._pipe.codec, where=where
+        )
         columns = tuple(table.columns)
 
         def read(part: Range) -> Iterator[Batch]:

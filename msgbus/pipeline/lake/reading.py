@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from pyspark.sql import Column, DataFrame, SparkSession, functions as sql
 
 from msgbus.pipeline.lake.folder import Lake, SealedSegment
-from msgbus.pipeline.source.selection import Bound, Selection, where_values
+from msgbus.pipeline.source.selection import Bound, RowSelection
 from msgbus.pipeline.source.tables import MESSAGES, Table
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def read_lake(
     The frame shows what was sealed when it was made.
     """
     folder = Lake(lake)
-    selection = Selection(table, since, until, columns)
+    selection = RowSelection(table, since, until, columns)
     return _sealed(spark, folder, folder.segments(table.name), selection)
 
 
@@ -48,7 +48,7 @@ class Parts(NamedTuple):
     """Options of the data source, for the rows of the journal."""
 
 
-def read_all(pipe: Pipeline, selection: Selection) -> DataFrame:
+def read_all(pipe: Pipeline, selection: RowSelection) -> DataFrame:
     """Rows of the lake, and of the journal after the last sealed one."""
     sealed, _, tail = parts_of(pipe, selection)
     if tail is None:
@@ -57,7 +57,7 @@ def read_all(pipe: Pipeline, selection: Selection) -> DataFrame:
     return live if sealed is None else sealed.unionByName(live)
 
 
-def parts_of(pipe: Pipeline, selection: Selection) -> Parts:
+def parts_of(pipe: Pipeline, selection: RowSelection) -> Parts:
     """Split a selection into rows of the lake and rows of the journal after it."""
     folder = Lake(pipe.lake or "")
     # Looked up once: rows sealed from now on are still read from the journal.
@@ -76,12 +76,12 @@ def parts_of(pipe: Pipeline, selection: Selection) -> Parts:
     return Parts(old, rows, tail)
 
 
-def _overlaps(segment: SealedSegment, selection: Selection) -> bool:
+def _overlaps(segment: SealedSegment, selection: RowSelection) -> bool:
     return any(_may_hold(segment, file, selection.since, selection.until) for file in segment.files)
 
 
 def _sealed(
-    spark: SparkSession, folder: Lake, segments: Sequence[SealedSegment], selection: Selection
+    spark: SparkSession, folder: Lake, segments: Sequence[SealedSegment], selection: RowSelection
 ) -> DataFrame:
     schema = selection.table.select(selection.needed)
     paths = [
@@ -96,7 +96,7 @@ def _sealed(
     return _filtered(spark.read.schema(schema).parquet(*paths), selection)
 
 
-def _filtered(frame: DataFrame, selection: Selection) -> DataFrame:
+def _filtered(frame: DataFrame, selection: RowSelection) -> DataFrame:
     for condition in _conditions(selection):
         frame = frame.where(condition)
     return frame.select(*selection.names)
@@ -114,9 +114,9 @@ def _may_hold(segment: SealedSegment, file: str, since: Bound | None, until: Bou
     return until is None or segment.first < until
 
 
-def _conditions(selection: Selection) -> list[Column]:
+def _conditions(selection: RowSelection) -> list[Column]:
     table, since, until = selection.table, selection.since, selection.until
-    found = [_one_of(*one) for one in where_values(selection.where or {}).items()]
+    found = [_one_of(*one) for one in selection.conditions.items()]
     if isinstance(since, datetime):
         found.append(sql.col("time") >= _moment(since))
     elif since is not None:

@@ -25,9 +25,11 @@ from msgbus.errors import (
     TrimmedError,
 )
 from msgbus.journal.codec import PayloadCodec
-from msgbus.journal.sqlite import queries, reads
 from msgbus.journal.sqlite.faults import translated
-from msgbus.journal.sqlite.schema import has_journal
+from msgbus.journal.sqlite.messages import decoded
+from msgbus.journal.sqlite.questions import QuestionReader
+from msgbus.journal.sqlite.reads import Source
+from msgbus.journal.sqlite.schema import has_journal, read_meta
 from msgbus.pipeline.arrow import Array, ArrowType, Batch, Schema, arrow_schema, arrow_type, pa
 from msgbus.pipeline.source.options import file_uri, payload_codec
 from msgbus.pipeline.source.tables import HELPERS, MESSAGES, Table
@@ -43,6 +45,8 @@ _EXAMPLES: Final[Mapping[type[types.DataType], str]] = {
 }
 _HELPER_EXAMPLES: Final = {"_payload": "x''", "_is_json": "0", "_headers": "''"}
 _HELPER_TYPES: Final = {"_payload": pa.binary(), "_is_json": pa.int64(), "_headers": pa.string()}
+_ASSOCIATED: Final = ("message_id", "name")
+"""Columns that a codec is given with the payload; see `PayloadCodec`."""
 
 
 class JournalQuery(NamedTuple):
@@ -70,6 +74,8 @@ class JournalQuery(NamedTuple):
             for part in self.table.columns[name].needs or (name,):
                 if part != "_is_json" or self.is_checked:
                     wanted[part] = None
+        if self.codec is not None and "_payload" in wanted:
+            wanted.update(dict.fromkeys(_ASSOCIATED))
         # Spark may want no column at all, but rows to count.
         return list(wanted) or [self.table.position]
 
@@ -117,8 +123,9 @@ def fitting_rows(connection: sqlite3.Connection) -> int:
     """Rows per batch that fit into `MOST_BYTES`, by the size of the file."""
     row: tuple[int, int, int | None, int | None] = connection.execute(
         "SELECT (SELECT page_count FROM pragma_page_count), (SELECT page_size FROM "
-        "pragma_page_size), (SELECT min(offset) FROM msgbus_messages), "
-        "(SELECT max(offset) FROM msgbus_messages)"
+        "pragma_page_size), (SELECT min(offset) FROM msgbus_messages WHERE offset > ?), "
+        "(SELECT max(offset) FROM msgbus_messages)",
+        (_trimmed(connection),),
     ).fetchone()
     pages, size, first, last = row
     if first is None or last is None:
@@ -167,7 +174,7 @@ def _adbc(query: JournalQuery) -> Generator[Batch, None, None]:
     ):
         cursor.execute("PRAGMA busy_timeout = 30000")
         cursor.execute("SELECT value FROM msgbus_meta WHERE key = 'trimmed'")
-        _check_trimmed(query, cursor.fetchone())
+        _check_trimmed(query, int(cursor.fetchone()[0]))
         cursor.execute(statement)
         first = True
         for batch in cursor.fetch_record_batch():
@@ -184,8 +191,7 @@ def _check(query: JournalQuery) -> int:
 def _sqlite3(query: JournalQuery) -> Generator[Batch, None, None]:
     schema = query.schema()
     with reading(query.path) as connection:
-        trimmed = connection.execute("SELECT value FROM msgbus_meta WHERE key = 'trimmed'")
-        _check_trimmed(query, trimmed.fetchone())
+        _check_trimmed(query, _trimmed(connection))
         size = query.batch_rows or fitting_rows(connection)
         cursor = connection.execute(query.sql())
         while rows := cursor.fetchmany(size):
@@ -198,9 +204,12 @@ def _sqlite3(query: JournalQuery) -> Generator[Batch, None, None]:
             )
 
 
-def _check_trimmed(query: JournalQuery, row: Sequence[Any] | None) -> None:
+def _trimmed(connection: sqlite3.Connection) -> int:
+    return int(read_meta(connection, "trimmed") or 0)
+
+
+def _check_trimmed(query: JournalQuery, trimmed: int) -> None:
     """Raise if rows of this range were trimmed since planning."""
-    trimmed = int(row[0]) if row is not None and row[0] is not None else 0
     if query.table is MESSAGES and trimmed >= query.low and not query.may_lack:
         raise TrimmedError(path=query.path, wanted=query.low, first=trimmed + 1)
 
@@ -230,7 +239,8 @@ def _payloads(parts: Mapping[str, Array], codec: PayloadCodec | None) -> dict[st
     """`payload` where it is JSON, `_corrupt` where it is not."""
     raw = parts["_payload"]
     if codec is not None:
-        return _texts([_through(codec, value) for value in raw.to_pylist()])
+        values = (one.to_pylist() for one in (raw, *(parts[name] for name in _ASSOCIATED)))
+        return _texts([_through(codec, *one) for one in zip(*values, strict=True)])
     flags = parts["_is_json"].to_pylist() if "_is_json" in parts else [1] * len(raw)
     if flags.count(1) == len(flags):
         try:
@@ -239,12 +249,9 @@ def _payloads(parts: Mapping[str, Array], codec: PayloadCodec | None) -> dict[st
             return {"payload": raw.cast(pa.string()), "_corrupt": nothing}
         except pa.ArrowInvalid:
             pass
-    decoded = map(_decoded, raw.to_pylist())
+    texts = map(_decoded, raw.to_pylist())
     return _texts(
-        [
-            (text, is_text and flag == 1)
-            for (text, is_text), flag in zip(decoded, flags, strict=True)
-        ]
+        [(text, is_text and flag == 1) for (text, is_text), flag in zip(texts, flags, strict=True)]
     )
 
 
@@ -258,14 +265,16 @@ def _texts(values: Sequence[tuple[str, bool]]) -> dict[str, Array]:
     }
 
 
-def _through(codec: PayloadCodec, stored: bytes | None) -> tuple[str, bool]:
+def _through(
+    codec: PayloadCodec, stored: bytes | None, message_id: str, name: str
+) -> tuple[str, bool]:
     """A payload decoded by the codec, and whether that is JSON; as stored if not."""
     try:
-        plain = codec.decode(stored or b"")
+        plain = decoded(codec, stored or b"", "message", message_id, name)
         json.loads(plain)
         return plain.decode(), True
-    except Exception:
-        # Whatever a codec raises: one message must not fail a job.
+    except (ValueError, RecursionError):
+        # Of the codec, of UTF-8 or of JSON: one message must not fail a job.
         return _decoded(stored)[0], False
 
 
@@ -348,16 +357,16 @@ def bounds_of(path: str, table: Table = MESSAGES) -> Bounds:
     """The bounds of a table of a file."""
     with reading(path) as connection:
         if table is MESSAGES:
-            head = reads.head(connection)
-            return Bounds(queries.first(connection), head, queries.trimmed(connection))
-        # Separately: for both at once, SQLite scans the whole table.
-        low, high = (
-            connection.execute(
-                f"SELECT {end}({table.position}) FROM {table.relation}"  # noqa: S608
-            ).fetchone()[0]
-            for end in ("min", "max")
-        )
-    return Bounds(1, 0, 0) if low is None else Bounds(int(low), int(high), 0)
+            reader = QuestionReader(connection, Source(path, None))
+            return Bounds(reader.first(), reader.head(), reader.trimmed())
+        # The highest id ever given: retention may have removed its row, or all of them.
+        (last,) = connection.execute(
+            "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = ?", (table.relation,)
+        ).fetchone()
+        (first,) = connection.execute(
+            f"SELECT min({table.position}) FROM {table.relation}"  # noqa: S608
+        ).fetchone()
+    return Bounds(int(last) + 1 if first is None else int(first), int(last), 0)
 
 
 def split(low: int, high: int, wanted: int | None = None) -> list[Range]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 from pyspark.sql.types import IntegerType, LongType, StringType
 
 from msgbus.errors import PipelineOptionError
+from msgbus.journal.records import Kind
 from msgbus.pipeline.source.options import microseconds
-from msgbus.pipeline.source.tables import NAME, Table
+from msgbus.pipeline.source.tables import MESSAGES, NAME, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -31,8 +32,16 @@ Where: TypeAlias = Mapping[str, Any]
 
 _COMPARABLE: Final = (IntegerType, LongType, StringType)
 
+_BY_INDEX: Final = ("message_id", "key", "session_id")
+"""Columns whose index SQLite may use: few rows have one value.
 
-class Selection(NamedTuple):
+With that of another, such as `name`, rows would not come in the order of their offsets.
+"""
+
+_NO_CONTROL: Final = {"kind": [Kind.EVENT.value, Kind.COMMAND.value]}
+
+
+class RowSelection(NamedTuple):
     """Rows from `since` on and before `until`, where columns have certain values."""
 
     table: Table
@@ -47,11 +56,16 @@ class Selection(NamedTuple):
         return list(self.table.columns if self.columns is None else self.columns)
 
     @property
+    def conditions(self) -> dict[str, list[Any]]:
+        """The values of each column that is compared."""
+        return compared(self.table, self.where)
+
+    @property
     def needed(self) -> list[str]:
         """The columns to read: those that only the conditions need come last."""
         bounds = [one for one in (self.since, self.until) if one is not None]
         used = {"time" if isinstance(one, datetime) else self.table.position for one in bounds}
-        used.update(self.where or ())
+        used.update(self.conditions)
         return [*self.names, *sorted(used - set(self.names))]
 
     def options(self) -> dict[str, str]:
@@ -69,7 +83,7 @@ class Selection(NamedTuple):
                 options[offset] = str(bound)
         if self.where is not None:
             conditions(self.table, where=self.where)  # fails here, not on a worker
-            options["where"] = json.dumps(where_values(self.where))
+            options["where"] = json.dumps(_values(self.where))
         return options
 
     def load(
@@ -82,8 +96,12 @@ class Selection(NamedTuple):
         return reader.load()
 
 
-def where_values(where: Where) -> dict[str, list[Any]]:
-    """A list of values for each column."""
+def compared(table: Table, where: Where | None) -> dict[str, list[Any]]:
+    """The values that columns must have; control records only if `kind` asks for them."""
+    return {**(_NO_CONTROL if table is MESSAGES else {}), **_values(where or {})}
+
+
+def _values(where: Where) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for name, value in where.items():
         several = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
@@ -105,7 +123,7 @@ def conditions(
         found.append(f"{time} >= {since}")
     if until is not None:
         found.append(f"{time} < {until}")
-    for name, values in where_values(where or {}).items():
+    for name, values in compared(table, where).items():
         found.append(_one_of(table, name, values))
     return tuple(found)
 
@@ -125,9 +143,10 @@ def _one_of(table: Table, name: str, values: list[Any]) -> str:
         raise PipelineOptionError(message, option="where")
     is_text = isinstance(column.type, StringType)
     literals = [_literal(name, value, is_text) for value in values if value is not None]
-    parts = [f"{column.sql} IN ({', '.join(literals)})"]
+    sql = column.sql if name in _BY_INDEX else f"+{column.sql}"
+    parts = [f"{sql} IN ({', '.join(literals)})"]
     if len(literals) < len(values):
-        parts.append(f"{column.sql} IS NULL")
+        parts.append(f"{sql} IS NULL")
     return f"({' OR '.join(parts)})"
 
 

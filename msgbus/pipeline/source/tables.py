@@ -1,13 +1,12 @@
 """The tables of the data source: their columns, Spark types, and the SQL of each column.
 
-They are not read from the view `msgbus_log`, which casts every payload to text. As there, a message
-without a cause has its own id as correlation and root.
+A message without a cause has its own id as correlation and root.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql import types
 
@@ -36,6 +35,10 @@ class Table(NamedTuple):
     position: str
     """The growing column by which ranges are read."""
     columns: Mapping[str, Column]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle its name: on a worker it is the same table, not a copy."""
+        return table_of, (self.name,)
 
     @property
     def schema(self) -> types.StructType:
@@ -104,7 +107,7 @@ DELIVERIES: Final = Table(
     "id",
     {
         "id": Column(types.LongType(), "id"),
-        "offset": Column(types.LongType(), "offset"),
+        "offset": Column(types.LongType(), "nullif(offset, 0)"),
         "message_id": Column(_TEXT, "message_id"),
         "handler": Column(_TEXT, "handler"),
         "attempt": Column(types.IntegerType(), "attempt"),

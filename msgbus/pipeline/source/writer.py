@@ -1,7 +1,7 @@
 """Write rows back as messages: workers stage files, the driver loads them in one transaction.
 
 Workers never write the journal themselves: a task may run twice, or fail after half its rows. The
-transaction has a marker, so that a repeated commit does nothing.
+transaction also notes which write it is, so that a repeated commit does nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, final, overload
+from typing import Any, Final, NamedTuple, final
 from uuid import UUID, uuid4
 
 from pydantic_core import to_json
@@ -28,16 +28,20 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from msgbus.errors import InvalidTopicError, JournalConflictError, PipelineError
-from msgbus.journal.operations import Append, Mark, Operation
-from msgbus.journal.records import Kind, Record
-from msgbus.journal.sqlite import SqliteJournal
+from msgbus.errors import InvalidTopicError, PipelineError
+from msgbus.journal.operations import Append, Save
+from msgbus.journal.records import Instance, Kind, Record
+from msgbus.journal.sqlite.claims import JournalSteps
+from msgbus.journal.sqlite.journal import SqliteJournal
 from msgbus.messages.topics.pattern import check_topic
 from msgbus.pipeline.arrow import Batch, pa
 from msgbus.pipeline.source.options import WriteOptions, microseconds, payload_codec
 from msgbus.pipeline.source.tables import MESSAGES
 
 Messages = Sequence[WriterCommitMessage | None]
+
+WRITES: Final = "msgbus.writes"
+"""Name of the instances that note the last batch of each job and stream."""
 
 
 @dataclass
@@ -68,46 +72,62 @@ def stage(folder: str, batches: Iterator[Batch]) -> StagedRows:
     return StagedRows(str(path), rows)
 
 
-@final
-class StagedOperations(Sequence[Operation]):
-    """The operations of one write, read from the staged files on each iteration.
+class WriteOnce(NamedTuple):
+    """A write that happens once: the batch `number` of `key`, after all with lower numbers."""
 
-    Not a list: a million rows would take a gigabyte, and a repeated commit reads them again.
+    key: str
+    number: int = 0
+
+    @property
+    def scope(self) -> str:
+        """What tells its rows from equal rows of another write."""
+        return f"{self.key}\n{self.number}"
+
+    def is_done(self, known: Instance | None) -> bool:
+        """Tell whether it has happened."""
+        return known is not None and int(known.state) >= self.number
+
+    def saved(self, known: Instance | None) -> Save:
+        """Note that it has happened."""
+        version = 1 if known is None else known.version + 1
+        return Save(Instance(WRITES, self.key, str(self.number).encode(), None, version))
+
+
+@final
+class StagedWrite:
+    """One write: reads the staged files a batch at a time, inside one transaction.
+
+    Not a list of operations: a million rows would take a gigabyte.
     """
 
     def __init__(
-        self, options: WriteOptions, staged: Sequence[StagedRows], mark: Mark | None
+        self, options: WriteOptions, staged: Sequence[StagedRows], once: WriteOnce | None
     ) -> None:
         self._options = options
         self._staged = staged
-        self._mark = mark
-        self._rows = sum(one.rows for one in staged)
+        self._once = once
 
-    def __len__(self) -> int:
-        return self._rows + (self._mark is not None)
+    def __call__(self, steps: JournalSteps) -> bool:
+        """Append the rows; false if that was done before. It may be called again."""
+        store, once = steps.store, self._once
+        if once is not None:
+            known = store.reader.instance(WRITES, once.key)
+            if once.is_done(known):
+                return False
+            store.apply([once.saved(known)])
+        for records in self._records("" if once is None else once.scope):
+            store.append([Append(record) for record in records])
+        return True
 
-    def __iter__(self) -> Iterator[Operation]:
-        mark = self._mark
-        if mark is not None:
-            yield mark
-        scope = "" if mark is None else f"{mark.subscription}\n{mark.message_id}"
-        records = RowRecords(self._options, scope)
+    def _records(self, scope: str) -> Iterator[Iterator[Record]]:
+        rows = RowRecords(self._options, scope)
         for one in self._staged:
             with pa.memory_map(one.path) as source, pa.ipc.open_file(source) as reader:
                 for number in range(reader.num_record_batches):
-                    for record in records.of(reader.get_batch(number)):
-                        yield Append(record)
-
-    @overload
-    def __getitem__(self, index: int) -> Operation: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Operation]: ...
-    def __getitem__(self, index: int | slice) -> Operation | list[Operation]:
-        """Read all, and return one or some."""
-        return list(self)[index]
+                    yield rows.of(reader.get_batch(number))
 
 
-def load(options: WriteOptions, messages: Messages, mark: Mark | None) -> bool:
+def load(options: WriteOptions, messages: Messages, once: WriteOnce | None) -> bool:
     """Append staged rows to the journal, all or none; false if that was done before.
 
     Raises:
@@ -125,19 +145,16 @@ def load(options: WriteOptions, messages: Messages, mark: Mark | None) -> bool:
     if not staged:
         return True
 
-    async def commit() -> None:
+    async def commit() -> bool:
         # Without a reserve and retention: those are the bus's.
         codec = payload_codec(options.codec)
         async with SqliteJournal(options.path, reserve=0, codec=codec) as journal:
-            await journal.commit(StagedOperations(options, staged, mark))
+            return await journal.write_tables(StagedWrite(options, staged, once))
 
     try:
-        asyncio.run(commit())
-    except JournalConflictError:
-        return False
+        return asyncio.run(commit())
     finally:
         discard(messages)
-    return True
 
 
 def discard(messages: Messages) -> None:
@@ -175,7 +192,7 @@ class JournalWriter(_StagingWriter, DataSourceArrowWriter):
     def commit(self, messages: Messages) -> None:
         """Load the rows of all tasks."""
         job = self._options.job
-        load(self._options, messages, None if job is None else Mark(f"job:{job}", "0", once=True))
+        load(self._options, messages, None if job is None else WriteOnce(f"job:{job}"))
 
     def abort(self, messages: Messages) -> None:
         """Remove what was staged."""
@@ -188,7 +205,7 @@ class JournalStreamWriter(_StagingWriter, DataSourceStreamArrowWriter):
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803
         """Load the rows of all tasks of a micro-batch, unless that was done before."""
         query = self._options.job or query_id(self._options.checkpoint)
-        load(self._options, messages, Mark(f"stream:{query}", str(batchId), once=True))
+        load(self._options, messages, WriteOnce(f"stream:{query}", batchId))
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803
         """Remove what was staged."""
@@ -319,10 +336,9 @@ def _rooted(record: Record) -> Record:
 
 def _kind(row: Mapping[str, Any]) -> Kind:
     kind = row.get("kind") or Kind.EVENT.value
-    try:
-        return Kind(kind)
-    except ValueError:
-        raise _wrong(row, f"has the kind {kind!r}; write event or command") from None
+    if kind not in (Kind.EVENT, Kind.COMMAND):
+        raise _wrong(row, f"has the kind {kind!r}; write event or command")
+    return Kind(kind)
 
 
 def _depth(row: Mapping[str, Any]) -> int:
