@@ -46,13 +46,11 @@ CUT_FILES: Final = count(20, 200)
 DAMAGED_LOGS: Final = count(25, 300)
 
 # subscriptions
-SUBSCRIPTION_SEEDS: Final = seeds(1, 5)
-SUBSCRIPTION_KILLS: Final = count(5, 20)  # a seed
-DELIVERY_KILLS: Final = count(3, 50)
-DELIVERY_STOPS: Final = count(1, 250)
+MEMBER_KILLS: Final = count(3, 50)  # a mode
+MEMBER_STOPS: Final = count(1, 125)  # a mode and number of processes: 1,000 in all
+POISON_SEEDS: Final = seeds(1, 100)  # a mode
 ENGINE_SEEDS: Final = count(2, 200)
 DELIVERY_SEEDS: Final = count(50, 10_000)
-SIMULATED_SEEDS: Final = count(75, 10_000)
 
 # a bus with a journal, dead letters
 BUS_KILLS: Final = count(4, 60)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, cast
 
 from msgbus import Command, Event, MessageBus, Query
+from msgbus.journal.ports import Journal, Questions
+from msgbus.journal.records import Letter, Pending, Record, State
 
 
 class Placed(Event, name="durable.Placed", key="sku"):
@@ -49,17 +51,46 @@ class Seen:
         self.numbers.append(event.number)
 
 
+class DeadMessage(NamedTuple):
+    record: Record
+    row: Pending
+    letter: Letter
+
+
 def url_of(path: Path) -> str:
     return f"sqlite:///{path / 'shop.db'}"
 
 
+class LookedInto(Journal, Questions, Protocol):
+    """A journal that answers questions, as both engines do."""
+
+
+def journal_of(bus: MessageBus) -> LookedInto:
+    return cast("LookedInto", bus.journal)
+
+
+async def records(bus: MessageBus) -> list[Record]:
+    """What the journal holds, in order."""
+    page = await journal_of(bus).find_messages(limit=10_000)
+    return [one for one in page.records if isinstance(one, Record)]
+
+
 async def recorded(bus: MessageBus) -> list[tuple[str, str]]:
     """What the journal holds: wire name and kind, in order."""
-    assert bus.journal is not None
-    return [(one.name, one.kind.value) for one in await bus.journal.read(0, 10_000)]
+    return [(one.name, one.kind.value) for one in await records(bus)]
 
 
 async def outcomes(bus: MessageBus, message_id: str) -> list[tuple[Any, ...]]:
-    assert bus.journal is not None
-    found = await bus.journal.deliveries(message_id)
+    found = await journal_of(bus).deliveries(message_id)
     return [(one.handler, one.attempt, one.outcome.value) for one in found]
+
+
+async def dead_letters(bus: MessageBus, subscription: str | None = None) -> list[DeadMessage]:
+    """The dead letters of the journal, or of one subscription."""
+    journal, found = journal_of(bus), list[DeadMessage]()
+    for row in await journal.find(subscription, [State.DEAD]):
+        record, letter = await journal.record(row), await journal.letter(row)
+        assert record is not None
+        assert letter is not None
+        found.append(DeadMessage(record, row, letter))
+    return found

@@ -8,7 +8,7 @@ from typing import Final
 
 MODULES: Final = (
     "msgbus",
-    "msgbus.durability",
+    "msgbus.bus.durable",
     "msgbus.errors",
     "msgbus.journal",
     "msgbus.journal.operations",

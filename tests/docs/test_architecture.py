@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks.walk import LIST, PAGE, listed, walk
+from benchmarks.walk import LINE, LIST, PAGE, listed, walk
 from tests.docs.pages import ROOT
 
 WALKS = [("command", True), ("command", False), ("event", False)]
@@ -32,6 +32,16 @@ def test_what_the_page_says_of_a_file_is_a_sentence(name: str, *, first: bool) -
     said = listed(name, first=first)
 
     assert [text for text in said.values() if not text.endswith(".")] == []
+
+
+def test_a_durable_event_passes_the_files_of_its_steps() -> None:
+    """Others too, in an order that varies: two threads and what else is due take part."""
+    steps = re.search(r"<!-- steps: durable -->\n\n((?:\d+\. .+\n)*)", PAGE.read_text("utf-8"))
+    assert steps is not None
+    files = [file for file, _ in LINE.findall(steps[1])]
+
+    assert len(files) > 10
+    assert set(files) - set(walk("durable")) == set()
 
 
 def test_every_file_that_the_page_names_is_there() -> None:

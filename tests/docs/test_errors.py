@@ -22,6 +22,7 @@ import pytest
 import msgbus.errors
 from msgbus import MsgBusError
 from msgbus.journal import SqliteJournal
+from msgbus.journal.operations import Append
 from msgbus.pipeline.java import find_java
 from msgbus.testing.conformance.journal import make_record
 from tests.docs.pages import ROOT, Block, blocks, fits, programs
@@ -120,7 +121,7 @@ async def fill(file: Path, *, max_pages: int | None = None) -> None:
         if max_pages is not None:
             connection = journal._connection  # pyright: ignore[reportPrivateUsage]
             connection.execute(f"PRAGMA max_page_count = {max_pages}").fetchall()
-        await journal.append([make_record(payload=bytes(1_000_000))])
+        await journal.commit([Append(make_record(payload=bytes(1_000_000)))])
 
 
 def read_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:

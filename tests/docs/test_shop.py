@@ -22,7 +22,7 @@ from examples.shop.checks import Equation, check_durable, check_rush
 from examples.shop.durable import Durable
 from examples.shop.messages import Card, make_orders
 from examples.shop.rush import Rush
-from examples.shop.worker import FLUSH_ACKS, MAX_BUFFERED
+from examples.shop.worker import BUFFER
 from msgbus import MissingExtraError, MsgBusError
 from tests.docs.pages import ROOT
 
@@ -236,7 +236,7 @@ def test_the_second_worker_says_what_it_found(act: Durable) -> None:
 def test_somebody_else_finds_the_same_in_the_files(act: Durable) -> None:
     with closing(sqlite3.connect(act.folder / "shop.db")) as connection:
         taken = [row[0] for row in connection.execute("SELECT number FROM shelf")]
-        dead = connection.execute("SELECT count(*) FROM msgbus_dead_letters").fetchone()[0]
+        dead = connection.execute("SELECT count(*) FROM msgbus_letters").fetchone()[0]
     lines = (act.folder / "receipts.txt").read_text(encoding="utf-8").splitlines()
     sent = {int(line.split()[0]) for line in lines}
 
@@ -267,7 +267,7 @@ def test_goods_that_were_taken_twice_are_found(act: Durable) -> None:
 
 def test_too_many_repeated_receipts_are_found(act: Durable) -> None:
     rows = act.handlers[MAIL].rows
-    often = rows + rows[:1] * (FLUSH_ACKS + MAX_BUFFERED + 1)
+    often = rows + rows[:1] * (BUFFER + 1)
 
     assert wrong_ones(check_durable(altered(act, MAIL, rows=often))) == {f"{MAIL}: again"}
 

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from dataclasses import fields
 from enum import Enum
 
 import pytest
 from pydantic import BaseModel
 
-from msgbus.subscriptions import Counts, Progress, RetryTiers, StartAt, SubscriptionConfig
+from msgbus.subscriptions import (
+    DeliveryCounts,
+    Progress,
+    StartAt,
+    SubscriptionConfig,
+    SubscriptionTuning,
+)
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "subscriptions.md").read_text(encoding="utf-8")
-SOURCE = ROOT / "msgbus" / "subscriptions" / "config.py"
 
 
 def doc_lines(model: type[BaseModel]) -> dict[str, str]:
-    tree = ast.parse(SOURCE.read_text(encoding="utf-8"))
+    tree = ast.parse(inspect.getsource(inspect.getmodule(model) or model))
     (cls,) = [
         node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == model.__name__
     ]
@@ -26,13 +32,13 @@ def doc_lines(model: type[BaseModel]) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr):
             assert isinstance(field.target, ast.Name)
             assert isinstance(doc.value, ast.Constant)
-            found[field.target.id] = str(doc.value.value)
+            found[field.target.id] = " ".join(str(doc.value.value).split())
     return found
 
 
 def shown(default: object) -> str:
-    if isinstance(default, RetryTiers):
-        return "RetryTiers()"
+    if isinstance(default, SubscriptionTuning):
+        return "SubscriptionTuning()"
     if isinstance(default, StartAt):
         return "StartAt.EARLIEST"
     if isinstance(default, Enum):
@@ -42,7 +48,7 @@ def shown(default: object) -> str:
     return str(default)
 
 
-@pytest.mark.parametrize("model", [SubscriptionConfig, RetryTiers])
+@pytest.mark.parametrize("model", [SubscriptionConfig, SubscriptionTuning])
 def test_every_setting_is_on_the_page(model: type[BaseModel]) -> None:
     docs = doc_lines(model)
     rows = [
@@ -54,6 +60,6 @@ def test_every_setting_is_on_the_page(model: type[BaseModel]) -> None:
 
 
 def test_every_figure_is_on_the_page() -> None:
-    names = [field.name for cls in (Progress, Counts) for field in fields(cls)]
+    names = [field.name for cls in (Progress, DeliveryCounts) for field in fields(cls)]
 
     assert [name for name in names if f"`{name}`" not in PAGE] == []

@@ -25,36 +25,7 @@ FORBIDDEN: Final = re.compile(
 )
 """What the glossary has other words for: attempt, in flight, dead-letter, back off, offset."""
 
-DURABLE: Final = ("durability", "journal", "subscriptions")
-DEAD_LETTERS: Final = [
-    "claims",
-    "dead_letters",
-    "letter_edits",
-    "letter_events",
-    "letter_files",
-    "letter_queries",
-    "letter_room",
-    "letter_rows",
-    "letters",
-    "memory_store",
-    "redelivery",
-    "replay",
-    "sqlite_schema",
-    "sqlite_store",
-    "sqlite_writer",
-    "stores",
-    "table_store",
-]
-"""Packages and modules that are rewritten, and get their words, with the durable heart."""
-
-
-def is_exempt(file: Path) -> bool:
-    parts = file.relative_to(ROOT / "msgbus").with_suffix("").parts
-    is_letter = parts[0] == "resilience" and parts[-1] in DEAD_LETTERS
-    return parts[0] in DURABLE or is_letter or parts[:2] == ("testing", "conformance")
-
-
-SOURCES: Final = [file for file in sorted((ROOT / "msgbus").rglob("*.py")) if not is_exempt(file)]
+SOURCES: Final = sorted((ROOT / "msgbus").rglob("*.py"))
 
 
 def words_of(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -93,8 +64,7 @@ def test_docs_use_the_words_of_the_field(page: Path) -> None:
 
 def test_no_two_classes_have_one_name() -> None:
     homes: dict[str, list[str]] = {}
-    # `_next` takes the place of packages whose classes have these names.
-    for file in (one for one in SOURCES if "_next" not in one.parts):
+    for file in SOURCES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(f"{file.relative_to(ROOT)}:{node.lineno}")

@@ -7,11 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from msgbus._next.journal.memory_tables import MemoryTables
-from msgbus._next.journal.operations import Operation
-from msgbus._next.journal.records import Member
-from msgbus._next.simulation import Broken, SimulatedProcess, simulate
-from msgbus._next.subscriptions.in_flight import InFlight
+from msgbus.journal.memory_tables import MemoryTables
+from msgbus.journal.operations import Operation
+from msgbus.journal.records import Member
+from msgbus.subscriptions.in_flight import InFlight
+from msgbus.subscriptions.state import SubscriptionState
+from msgbus.testing.simulation.simulation import (
+    Broken,
+    DeliverySimulation,
+    SimulatedProcess,
+    main,
+    simulate,
+)
 from tests.counts import DELIVERY_SEEDS
 from tests.evidence import Evidence
 
@@ -34,7 +41,9 @@ def test_no_seed_breaks_a_promise(first: int, evidence: Evidence) -> None:
     runs = {seed: simulate(seed) for seed in range(first, first + CHUNK)}
     broken = {seed: found for seed, (found, _) in runs.items() if not found.is_clean}
 
-    assert broken == {}, "replay with: python -m msgbus._next.simulation --seeds 1 --from SEED"
+    assert broken == {}, (
+        "replay with: python -m msgbus.testing.simulation.simulation --seeds 1 --from SEED"
+    )
     histories = [history for _, history in runs.values()]
     evidence(
         "simulation of the new subscriptions: crashes, ended members, failed commits",
@@ -71,6 +80,19 @@ def test_messages_that_are_passed_before_they_are_handled_are_found_lost() -> No
     assert any(simulate(seed, pass_early)[0].lost for seed in range(40))
 
 
+def test_messages_that_nobody_begins_are_found_unsettled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def admit(self: SubscriptionState, one: InFlight) -> None:
+        if one.record.message_id == "m5":
+            self.in_flight[one] = None
+        else:
+            original(self, one)
+
+    original = SubscriptionState.admit
+    monkeypatch.setattr(SubscriptionState, "admit", admit)
+
+    assert any(simulate(seed)[0].unsettled for seed in range(40))
+
+
 def test_effects_that_are_not_fenced_are_found_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     def unfenced(one: InFlight, time: float) -> list[Operation]:
         return []
@@ -87,13 +109,29 @@ def test_effects_that_are_not_fenced_are_found_twice(monkeypatch: pytest.MonkeyP
 def test_messages_that_are_handed_out_of_turn_are_found_reordered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def admit(self: object, one: InFlight) -> None:
+    def admit(self: SubscriptionState, one: InFlight) -> None:
         one.key = None
-        original(self, one)  # type: ignore[arg-type]
-
-    from msgbus._next.subscriptions.state import SubscriptionState
+        original(self, one)
 
     original = SubscriptionState.admit
     monkeypatch.setattr(SubscriptionState, "admit", admit)
 
     assert any(simulate(seed)[0].reordered for seed in range(40))
+
+
+def test_a_failing_seed_says_how_to_replay_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["--seeds", "2", "--from", "10"]) == 0
+    assert "2 seeds" in capsys.readouterr().out
+
+    async def publish_nothing(self: DeliverySimulation, first: int) -> int:
+        return self.plan.messages - first
+
+    monkeypatch.setattr(DeliverySimulation, "_publish", publish_nothing)
+    assert main(["--seeds", "1", "--from", "3"]) == 1
+    text = capsys.readouterr().out
+    assert "seed 3 (" in text
+    assert "broke a promise: Broken(lost=" in text
+    assert "lost=0" not in text
+    assert "python -m msgbus.testing.simulation.simulation --seeds 1 --from 3" in text

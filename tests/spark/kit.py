@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from pyspark.sql import DataFrame
 
 from msgbus.journal import Kind, Record, SqliteJournal
-from msgbus.testing.conformance.journals.kit import TIME, make_record, read_all
+from msgbus.journal.operations import Append
+from msgbus.testing.conformance.journal.kit import TIME, make_record
 
 T = TypeVar("T")
 
@@ -32,12 +33,17 @@ def with_journal(path: Path, work: Callable[[SqliteJournal], Awaitable[T]]) -> T
 
 def append(path: Path, records: Sequence[Record]) -> None:
     """Write records to a journal, which is made if it is not there."""
-    with_journal(path, lambda journal: journal.append(records))
+    with_journal(path, lambda journal: journal.commit([Append(record) for record in records]))
 
 
 def records_in(path: Path) -> list[Record]:
     """Everything in a journal, as the journal itself reads it."""
-    return with_journal(path, read_all)
+
+    async def read(journal: SqliteJournal) -> list[Record]:
+        page = await journal.find_messages(limit=1_000_000)
+        return [record for record in page.records if isinstance(record, Record)]
+
+    return with_journal(path, read)
 
 
 def mixed_records(count: int) -> list[Record]:

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from msgbus import ConfigurationError, Event, pipeline
 from msgbus.journal import DeliveryRecord, MessageCodec, Outcome, Record, upcasts
-from msgbus.journal.operations import AddDelivery
+from msgbus.journal.operations import Note
 from msgbus.pipeline import Pipeline
 from msgbus.pipeline.arrow_decoding import classes_of
 from msgbus.pipeline.source.tables import DELIVERIES
@@ -185,7 +185,7 @@ def test_deliveries_are_what_the_journal_gives(spark: SparkSession, tmp_path: Pa
         )
         for number in range(1, 60)
     ]
-    with_journal(path, lambda journal: journal.commit([AddDelivery(one) for one in made]))
+    with_journal(path, lambda journal: journal.commit([Note(one) for one in made]))
     pipe = pipeline.open(str(path), spark)
 
     frame = pipe.deliveries()

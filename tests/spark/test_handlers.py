@@ -13,7 +13,7 @@ from msgbus import Command, ConfigurationError, Event, pipeline
 from msgbus.errors import PipelineError
 from msgbus.journal import MessageCodec, Retention
 from msgbus.pipeline import MicroBatch, Pipeline, on_batch
-from msgbus.testing.conformance.journals.kit import TIME
+from msgbus.testing.conformance.journal.kit import TIME
 from tests.spark.kit import append, forget_last_batch, records_in, with_journal
 
 
@@ -87,8 +87,8 @@ def run_once(pipe: Pipeline, seen: Any, **options: Any) -> None:
 
 
 def cursor_of(path: Path, name: str) -> int | None:
-    found = with_journal(path, lambda journal: journal.cursor(f"pipeline.{name}"))
-    return None if found is None else found.offset
+    found = with_journal(path, lambda journal: journal.cursors(f"pipeline.{name}"))
+    return found[0].acked if found else None
 
 
 def test_a_handler_gets_every_event_once_and_goes_on_after_a_restart(

@@ -15,12 +15,13 @@ from pyspark.sql import SparkSession
 
 from msgbus import pipeline
 from msgbus.errors import PipelineOptionError, WrongLakeError
-from msgbus.journal import DeliveryRecord, Outcome, Record
-from msgbus.journal.operations import AddDelivery
+from msgbus.journal import DeliveryRecord, Kind, Outcome, Record
+from msgbus.journal.operations import Note
 from msgbus.pipeline.lake import Frames, Lake, export, read_lake
 from msgbus.pipeline.pipeline import Pipeline
 from msgbus.pipeline.source.selection import Bound
 from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES
+from msgbus.testing.conformance.journal.kit import make_record
 from tests.spark.kit import append, mixed_records, numbers, offsets_of, rows_of, with_journal
 from tests.spark.tables import deliveries_frame, messages_frame, random_journal
 
@@ -42,13 +43,13 @@ def around_midnight(count: int) -> list[Record]:
 def deliver(path: Path, records: list[Record], handler: str = "ship") -> None:
     """A failed try and a successful one for each."""
 
-    def named_deliveries(record: Record) -> list[AddDelivery]:
+    def named_deliveries(record: Record) -> list[Note]:
         time = record.time + 1
         bad = DeliveryRecord(
             record.message_id, handler, 1, Outcome.FAILED, 0.5, 0.25, time, "E: no 'x'"
         )
         good = DeliveryRecord(record.message_id, handler, 2, Outcome.OK, 1.5, 0.125, time + 1)
-        return [AddDelivery(bad), AddDelivery(good)]
+        return [Note(bad), Note(good)]
 
     operations = [one for record in records for one in named_deliveries(record)]
     with_journal(path, lambda journal: journal.commit(operations))
@@ -200,6 +201,21 @@ def test_bounds_and_conditions_are_the_same_with_a_lake(pipe: Pipeline, tmp_path
         pipe.messages(where={"headers": "x"})
 
 
+def test_control_records_are_sealed_and_read_if_they_are_asked_for(
+    pipe: Pipeline, tmp_path: Path
+) -> None:
+    path, control = Path(pipe.path), [make_record(kind=Kind.CONTROL) for _ in range(2)]
+    append(path, control[:1])
+    exported = pipe.export(tmp_path / "lake")
+    append(path, control[1:])
+
+    assert exported.messages == 41
+    assert pipe.messages().count() == read_lake(pipe.spark, tmp_path / "lake").count() == 40
+    assert rows_of(pipe.messages(columns=["offset"])) == [{"offset": n} for n in numbers(1, 40)]
+    asked = pipe.messages(where={"kind": "control"}, columns=["offset", "kind"])
+    assert rows_of(asked) == [{"offset": offset, "kind": "control"} for offset in (41, 42)]
+
+
 def _fits(row: dict[str, Any], where: Mapping[str, Any]) -> bool:
     return all(
         row[name] in (value if isinstance(value, list) else [value])
@@ -214,7 +230,7 @@ def test_what_is_sealed_may_be_trimmed(pipe: Pipeline, tmp_path: Path) -> None:
     assert pipe.trimmable() == 41
     # A delivery that the lake does not have would go with its message.
     late = DeliveryRecord(expected[9]["message_id"], "audit", 1, Outcome.OK, 0.0, 0.0, 1.8e9)
-    with_journal(path, lambda journal: journal.commit([AddDelivery(late)]))
+    with_journal(path, lambda journal: journal.commit([Note(late)]))
     assert pipe.trimmable() == 10
     pipe.export()
     before = pipe.trimmable()

@@ -14,7 +14,7 @@ from msgbus import pipeline
 from msgbus.journal import Record
 from msgbus.pipeline import Pipeline
 from msgbus.pipeline.source.tables import MESSAGES
-from msgbus.testing.conformance.journals.kit import TIME, make_record
+from msgbus.testing.conformance.journal.kit import TIME, make_record
 from tests.spark.kit import (
     append,
     mixed_records,

@@ -19,18 +19,18 @@ from pyspark.sql import SparkSession
 from msgbus import Event, pipeline
 from msgbus.errors import PipelineOptionError
 from msgbus.journal import (
-    DeadLetter,
     DeliveryRecord,
     MessageCodec,
     Outcome,
     Record,
     SqliteJournal,
+    State,
     upcasts,
 )
-from msgbus.journal.operations import AddDeadLetter, AddDelivery
+from msgbus.journal.operations import Append, Note, Put
 from msgbus.messages.message import metadata_of
 from msgbus.pipeline import Pipeline, Projection, fold
-from msgbus.testing.conformance.journals.kit import TIME
+from msgbus.testing.conformance.journal.kit import LETTER, TIME, make_row
 from tests.counts import RANDOM_HISTORIES
 from tests.evidence import Evidence
 from tests.spark.kit import append, with_journal
@@ -122,20 +122,12 @@ def histories(draw: st.DrawFn) -> tuple[list[Record], list[int]]:
 
 
 async def write(journal: SqliteJournal, records: Sequence[Record], lost: Sequence[int]) -> None:
-    for record in records:
-        await journal.append([record])
-    for place in lost:
-        one = records[place]
-        await journal.commit(
-            [
-                AddDelivery(
-                    DeliveryRecord(
-                        one.message_id, "walker", 3, Outcome.DEAD_LETTERED, 0, 0, TIME, "no"
-                    )
-                ),
-                AddDeadLetter(DeadLetter("walker", one, 3, "no", TIME)),
-            ]
-        )
+    offsets = [(await journal.commit([Append(record)]))[0].offset for record in records]
+    dead = {offsets[place]: records[place] for place in lost}
+    for offset, one in dead.items():
+        note = DeliveryRecord(one.message_id, "walker", 3, Outcome.DEAD_LETTERED, 0, 0, TIME, "no")
+        row = make_row("walker", offset, State.DEAD, attempt=3, error="no")
+        await journal.commit([Note(note), Put(row, LETTER)])
 
 
 def replayed(pipe: Pipeline, projection: Any, **options: Any) -> list[Any]:

@@ -16,7 +16,7 @@ from msgbus import pipeline
 from msgbus.errors import PipelineOptionError
 from msgbus.journal import SqliteJournal
 from msgbus.pipeline.session import session
-from msgbus.testing.conformance.journals.kit import make_record
+from msgbus.testing.conformance.journal.kit import fill, make_record
 from tests.spark.kit import append, numbers, offsets_of, with_journal
 from tests.spark.processes import SHORT_LIVED
 
@@ -127,8 +127,7 @@ def test_a_bus_that_writes_all_the_while_loses_and_doubles_nothing(
     def write() -> None:
         async def work(journal: SqliteJournal) -> None:
             while not stop.is_set():
-                acks = await journal.append([make_record(number) for number in range(20)])
-                written.append(acks[-1].offset)
+                written.append((await fill(journal, 20))[-1])
 
         with_journal(path, work)
 

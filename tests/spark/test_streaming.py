@@ -11,9 +11,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from msgbus import pipeline
-from msgbus.journal import Retention
+from msgbus.journal import DeliveryRecord, Outcome, Retention
+from msgbus.journal.operations import Note
 from msgbus.pipeline import Pipeline
-from msgbus.testing.conformance.journals.kit import make_record
+from msgbus.testing.conformance.journal.kit import TIME, make_record
 from tests.spark.kit import (
     append,
     forget_last_batch,
@@ -97,8 +98,31 @@ def test_a_new_stream_may_begin_later_and_read_less(
     assert offsets_of(latest.out()) == [201]
 
 
-def test_deliveries_stream_as_well(spark: SparkSession, pipe: Pipeline, tmp_path: Path) -> None:
-    assert Stream(pipe, tmp_path, table="deliveries").run() == []
+def test_deliveries_stream_as_well(pipe: Pipeline, path: Path, tmp_path: Path) -> None:
+    stream = Stream(pipe, tmp_path, table="deliveries", max_rows=4)
+
+    def deliver(*attempts: int) -> None:
+        made = [
+            DeliveryRecord(record.message_id, "mail", attempt, Outcome.OK, 0.0, 0.0, TIME)
+            for record in records_in(path)[-2:]
+            for attempt in attempts
+        ]
+        with_journal(path, lambda journal: journal.commit([Note(one) for one in made]))
+
+    assert stream.run() == []
+    deliver(1, 2, 3)
+    assert stream.run() == [4, 2]
+    # Retention takes deliveries with their messages: ids go on all the same.
+    with_journal(path, lambda journal: journal.trim(Retention(max_count=0)))
+    assert stream.run() == []
+    append(path, [make_record(number) for number in range(2)])
+    deliver(4)
+    assert stream.run() == [2]
+
+    found = rows_of(stream.out(), by="id")
+    assert [(row["id"], row["attempt"]) for row in found] == list(
+        zip(numbers(1, 8), [1, 2, 3, 1, 2, 3, 4, 4], strict=True)
+    )
 
 
 def test_a_batch_that_is_repeated_has_the_same_rows(

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession, functions as f
 from msgbus import pipeline
 from msgbus.journal import Kind, MessageCodec, SqliteJournal
 from msgbus.messages.message import Event
-from msgbus.testing.conformance.journals.kit import make_record
+from msgbus.testing.conformance.journal.kit import make_record
 from tests.spark.kit import (
     append,
     forget_last_batch,

@@ -19,12 +19,13 @@ from msgbus import (
     IRegistry,
     MessageBus,
 )
-from msgbus.durability import Outbox, OutboxEntry
+from msgbus.bus.durable import Outbox, OutboxEntry
 from msgbus.journal import Journal, MemoryJournal
-from msgbus.journal.letters import JournalDeadLetterStore
+from msgbus.journal.records import State
 from msgbus.resilience import (
     DeadLetterQueue,
     DeadLetterStore,
+    JournalDeadLetterStore,
     MemoryDeadLetterStore,
     ResilientMessageBus,
 )
@@ -112,7 +113,7 @@ async def test_a_proxy_of_a_journal_keeps_dead_letters() -> None:
             await bus.settled()
 
             assert (await bus.dead_letters.count(), bus.dead_letters.size) == (1, 1)
-        assert len(await journal.dead_letters()) == 1
+        assert await journal.count() == {State.DEAD: 1}
 
 
 async def test_a_proxy_of_a_bus_journal_keeps_its_dead_letters() -> None:
@@ -239,17 +240,17 @@ async def dispatcher_without(method: str) -> None:
 @pytest.mark.parametrize(
     ("give", "method", "what", "fix"),
     [
-        (journal_without, "append", "The journal", 'Give a URL such as "sqlite:///shop.db"'),
+        (journal_without, "commit", "The journal", 'Give a URL such as "sqlite:///shop.db"'),
         (
             letters_without,
-            "read_letters",
+            "find_letters",
             "The journal of these dead letters",
             "Give dead_letters=",
         ),
-        (found_letters_without, "write_letters", "The journal of these", "Give dead_letters="),
+        (found_letters_without, "count_letters", "The journal of these", "Give dead_letters="),
         (store_without, "release", "The store of dead letters", "Give a store such as Sqlite"),
         (bus_letters_without, "add", "The store of dead letters", "Give a store such as Sqlite"),
-        (outbox_without, "done", "The outbox", "See msgbus.durability.Outbox"),
+        (outbox_without, "done", "The outbox", "See msgbus.bus.durable.Outbox"),
         (registry_without, "watch", "The registry", "Give a HandlerRegistry"),
         (dispatcher_without, "node_kind", "The dispatcher", "See msgbus.routing.MessageDispatcher"),
     ],
@@ -269,7 +270,7 @@ def test_what_has_nothing_of_a_journal_is_told_what_to_give() -> None:
     with pytest.raises(ConfigurationError) as caught:
         MessageBus(journal=cast("Any", object()))
 
-    assert ", which lacks acquire, append, attempts, changed, close and " in str(caught.value)
+    assert ", which lacks acquire, attach, blocked_keys, changed, claim and " in str(caught.value)
     assert 'Give a URL such as "sqlite:///shop.db"' in str(caught.value)
 
 

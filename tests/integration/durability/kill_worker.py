@@ -11,12 +11,14 @@ import os
 
 import anyio
 
-from msgbus import Context, Event, MessageBus
-from msgbus.subscriptions import Mode, RetryTiers
+from msgbus import BusConfig, Context, Event, MessageBus
+from msgbus.resilience import RetryConfig
+from msgbus.subscriptions import Mode
+from tests.integration.durability.unfinished import unfinished
 
 KEYS = 5
 TTL = 0.3  # so that a new process follows a killed one soon
-SOON = RetryTiers(max_attempts=20, initial_delay=0.001, max_delay=0.05, in_process=0.01)
+SOON = RetryConfig(max_retries=19, initial_delay=0.001, max_delay=0.05, in_process=0.01)
 
 
 class Step(Event, key="lane"):
@@ -40,22 +42,20 @@ class Diary:
 
 
 def make_bus(url: str, diary: Diary) -> MessageBus:
-    bus = MessageBus(journal=url)
+    bus = MessageBus(BusConfig(member_ttl=TTL), journal=url)
 
-    @bus.on(Step, durable="exclusive", retry=SOON, lease_ttl=TTL)
+    @bus.on(Step, durable="exclusive", retry=SOON)
     async def exclusive(event: Step) -> None:
         diary.note("exclusive", event.number)
 
-    @bus.on(Step, durable="shared", mode=Mode.SHARED, max_in_flight=4, retry=SOON, lease_ttl=TTL)
+    @bus.on(Step, durable="shared", mode=Mode.SHARED, max_in_flight=4, retry=SOON)
     async def shared(event: Step, context: Context) -> None:
-        # The first tries of some fail: in memory, and in the schedule of the journal.
+        # The first attempts of some fail: retried in this process, and by rows of the journal.
         if event.number % 7 == 0 and context.attempt < 6:
             raise ShakyError
         diary.note("shared", event.number)
 
-    @bus.on(
-        Step, durable="by_key", mode=Mode.KEY_SHARED, max_in_flight=4, retry=SOON, lease_ttl=TTL
-    )
+    @bus.on(Step, durable="by_key", mode=Mode.KEY_SHARED, max_in_flight=4, retry=SOON)
     async def by_key(event: Step) -> None:
         await anyio.lowlevel.checkpoint()
         diary.note("by_key", event.number)
@@ -80,13 +80,13 @@ async def publish(bus: MessageBus, diary: Diary, first: int, ahead: int) -> None
 
 
 async def finish(bus: MessageBus) -> None:
-    """Wait until nothing is scheduled any more, be it an event or another try, and all is done."""
+    """Wait until nothing waits any more, be it an event or a retry, and all is done."""
     journal = bus.journal
     assert journal is not None
     seen = -1
-    for who in (None, "shared"):
-        while await journal.next_due(subscription=who) is not None:
-            seen = await journal.changed(seen, timeout=0.1)
+    await bus.settled()
+    while await unfinished(journal):
+        seen = await journal.changed(seen, timeout=0.1)
         await bus.settled()
 
 

@@ -15,9 +15,11 @@ from typing_extensions import override
 
 from msgbus import BusConfig, Command, Context, Event, MessageBus
 from msgbus.bus.assembly import Assembly
-from msgbus.subscriptions import RetryTiers
+from msgbus.resilience import RetryConfig
+from tests.integration.durability.unfinished import unfinished
 
-LEASE = 0.5
+TTL = 0.5
+ATTEMPTS = 4
 
 
 class Pack(Command[int], name="kill.Pack"):
@@ -34,8 +36,8 @@ class QuickRetries(Assembly):
     """Retries of enqueued commands after ten milliseconds."""
 
     @override
-    def retry_tiers(self, registration: object) -> RetryTiers:
-        return RetryTiers(max_attempts=4, initial_delay=0.01)
+    def durable_retry(self, registration: object) -> RetryConfig:
+        return RetryConfig(max_retries=ATTEMPTS - 1, initial_delay=0.01)
 
 
 class Bus(MessageBus):
@@ -50,7 +52,7 @@ def say(*words: object) -> None:
 
 
 def make_bus(path: str) -> MessageBus:
-    return Bus(BusConfig(command_lease=LEASE, command_workers=4), journal=f"sqlite:///{path}")
+    return Bus(BusConfig(member_ttl=TTL, command_workers=4), journal=f"sqlite:///{path}")
 
 
 def working(path: str) -> MessageBus:
@@ -83,9 +85,10 @@ async def once(path: str) -> None:
         say("started")
         assert bus.journal is not None
         seen = -1
-        while await bus.journal.count_scheduled(subscription="msgbus.commands"):
-            seen = await bus.journal.changed(seen, timeout=1)
         await bus.settled()
+        while await unfinished(bus.journal):
+            seen = await bus.journal.changed(seen, timeout=0.1)
+            await bus.settled()
 
 
 async def deliver(path: str) -> None:

@@ -144,15 +144,52 @@ class RecordingFile(apsw.VFSFile):
         self._notes.append(Note("sync", self._name))
 
 
-class RecordingConnection(apsw.Connection):
-    """Exclusive, as a VFS in Python has no shared memory for the log's index."""
+class RecordingConnection:
+    """A connection of apsw with the methods of sqlite3 that a journal writes with.
+
+    Exclusive, as a VFS in Python has no shared memory for the log's index.
+    """
+
+    row_factory = None
+    text_factory = str
 
     def __init__(self, path: str, recorder: Recorder) -> None:
-        super().__init__(path, vfs=recorder.name)
+        self._inner = apsw.Connection(path, vfs=recorder.name)
         self._synchronous = recorder.synchronous
-        super().execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
+        self._inner.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()
 
-    def execute(self, statements: str, bindings: Any = (), **options: Any) -> Any:
-        if statements == "PRAGMA synchronous = FULL":
-            statements = f"PRAGMA synchronous = {self._synchronous}"
-        return super().execute(statements, bindings, **options)
+    @property
+    def in_transaction(self) -> bool:
+        return self._inner.in_transaction
+
+    def execute(self, statement: str, values: Any = ()) -> RecordingCursor:
+        if statement == "PRAGMA synchronous = FULL":
+            statement = f"PRAGMA synchronous = {self._synchronous}"
+        before = self._inner.total_changes()
+        return RecordingCursor(self._inner.execute(statement, values), self._inner, before)
+
+    def executemany(self, statement: str, values: Any) -> RecordingCursor:
+        before = self._inner.total_changes()
+        return RecordingCursor(self._inner.executemany(statement, values), self._inner, before)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class RecordingCursor:
+    """A cursor of apsw that knows how many rows it has changed."""
+
+    def __init__(self, inner: Any, connection: apsw.Connection, before: int) -> None:
+        self._inner = inner
+        self.rowcount = connection.total_changes() - before
+        self.lastrowid = connection.last_insert_rowid()
+
+    def fetchone(self) -> Any:
+        return self._inner.fetchone()
+
+    def fetchall(self) -> list[Any]:
+        found: list[Any] = self._inner.fetchall()
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._inner)

@@ -10,12 +10,24 @@ from pathlib import Path
 import pytest
 
 from msgbus import JournalError, MsgBusError
-from msgbus.errors import CorruptRecordError
-from msgbus.journal import DeadLetter, Record, SqliteJournal
-from msgbus.journal.operations import AddDeadLetter, CreateCursor, MoveCursor
-from msgbus.testing.conformance.journal import make_record
+from msgbus.errors import JournalCorruptError
+from msgbus.journal import Letter, Pending, Record, SqliteJournal
+from msgbus.journal.operations import Pass, Put
+from msgbus.journal.records import State
+from msgbus.testing.conformance.journal.kit import (
+    EVENTS,
+    append,
+    cursor_of,
+    fill as fill_plainly,
+    join,
+    make_record,
+    make_row,
+    read_all,
+    take,
+)
 from tests.counts import CUT_FILES, DAMAGED_LOGS, FLIPPED_BITS
 from tests.evidence import Evidence
+from tests.unit.journal.sqlite.files import change
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -40,10 +52,11 @@ async def fill(file: Path) -> list[Record]:
         for number in range(COUNT)
     ]
     async with opened(file) as journal:
-        acks = await journal.append(records)
-        await journal.commit([CreateCursor("ship", 0)])
-        await journal.commit([MoveCursor("ship", 30)])
-    return [record._replace(offset=ack.offset) for record, ack in zip(records, acks, strict=True)]
+        offsets = await append(journal, *records)
+        member = await join(journal)
+        cursor = await take(journal, member, "ship", EVENTS)
+        await journal.commit([Pass(cursor, 30, 30)], member)
+    return [record._replace(offset=offset) for record, offset in zip(records, offsets, strict=True)]
 
 
 @dataclass
@@ -66,9 +79,9 @@ async def judge(file: Path, truth: list[Record]) -> Verdict:
         found = await read_what_can_be_read(journal, verdict)
         verdict.wrong = any(record != truth[record.offset - 1] for record in found)
         verdict.incomplete = len(found) < len(truth)
-        cursor = await journal.cursor("ship")
-        verdict.wrong |= cursor is not None and cursor.offset != 30
-        verdict.incomplete |= cursor is None
+        cursors = await journal.cursors("ship")
+        verdict.wrong |= any(cursor.acked != 30 for cursor in cursors)
+        verdict.incomplete |= len(cursors) != 1
         report = await journal.verify()
         verdict.reported |= not report.is_sound
     except MsgBusError:
@@ -80,18 +93,12 @@ async def judge(file: Path, truth: list[Record]) -> Verdict:
 
 async def read_what_can_be_read(journal: SqliteJournal, verdict: Verdict) -> list[Record]:
     found: list[Record] = []
-    start = 1
-    while start <= COUNT:
-        try:
-            page = await journal.read(start, 7)
-        except CorruptRecordError as error:
-            verdict.reported = True
-            start = error.offset + 1
-            continue
-        if not page:
-            break
-        found += page
-        start = page.next
+    after, head = 0, await journal.head()
+    while after < head:
+        scan = await journal.read(after, 7, EVENTS)
+        verdict.reported |= any(isinstance(one, int) for one in scan.records)
+        found += [one for one in scan.records if isinstance(one, Record)]
+        after = scan.upto
     return found
 
 
@@ -125,18 +132,32 @@ async def test_a_flipped_bit_is_never_read_as_data(tmp_path: Path, evidence: Evi
     evidence("one bit of the file flipped, messages read", flips=FLIPPED_BITS, lost=0)
 
 
+def dead(number: int) -> tuple[Pending, Letter]:
+    """A row that holds its message, and its letter."""
+    body = make_record(number, message_id=f"m{number}")
+    error = f"E: {number}"
+    row = make_row(f"ship-{number % 3}", number + 1, State.DEAD, error=error, body=body)
+    return row, Letter("E", "it failed", 1.5, 2.5, "x" * 300)
+
+
+async def dead_letters(journal: SqliteJournal) -> list[tuple[Pending, Letter]]:
+    found: list[tuple[Pending, Letter]] = []
+    for row in await journal.find(None, [State.DEAD], limit=1_000):
+        letter = await journal.letter(row)
+        assert letter is not None
+        found.append((row, letter))
+    return found
+
+
 @pytest.mark.asyncio_only("what is read does not depend on the loop")
 @pytest.mark.stress("journal")
 async def test_a_flipped_bit_is_never_read_as_a_dead_letter(
     tmp_path: Path, evidence: Evidence
 ) -> None:
     whole = tmp_path / "whole.db"
-    given = [
-        DeadLetter(f"ship-{n % 3}", make_record(n), n, f"E: {n}", 1.5, traceback="x" * 300)
-        for n in range(COUNT)
-    ]
+    given = [dead(number) for number in range(COUNT)]
     async with opened(whole) as journal:
-        await journal.commit([AddDeadLetter(letter) for letter in given])
+        await journal.commit([Put(row, letter) for row, letter in given])
     chance = random.Random(4)
     reported = 0
     for number in range(FLIPPED_BITS):
@@ -145,10 +166,10 @@ async def test_a_flipped_bit_is_never_read_as_a_dead_letter(
         try:
             async with opened(damaged) as journal:
                 is_sound = (await journal.verify()).is_sound
-                found = await journal.dead_letters(limit=1_000) if is_sound else given
+                found = await dead_letters(journal) if is_sound else given
         except MsgBusError:
             is_sound, found = False, given
-        assert [letter._replace(id=0) for letter in found] == given
+        assert found == given
         reported += not is_sound
 
     assert reported > FLIPPED_BITS / 5  # much of so small a file is empty
@@ -191,7 +212,7 @@ async def test_damage_to_the_log_leaves_a_beginning_of_the_truth(
         change = flip if damage is flip else cut
         change(tmp_path / "left.db-wal", tmp_path / f"{number}.db-wal", chance)
         journal = opened(damaged)
-        found = list(await journal.read(0, 1_000)) if await journal.head() else []
+        found = await read_all(journal)
         assert found == truth[: len(found)]
         assert (await journal.verify()).is_sound
         shorter += len(found) < len(truth)
@@ -209,41 +230,37 @@ async def leave_a_log(tmp_path: Path) -> tuple[list[Record], Path]:
     records: list[Record] = []
     for number in range(20):
         record = make_record(number)
-        (ack,) = await journal.append([record])
-        records.append(record._replace(offset=ack.offset))
+        (offset,) = await append(journal, record)
+        records.append(record._replace(offset=offset))
     for suffix in ("", "-wal"):
         shutil.copy(tmp_path / f"live.db{suffix}", tmp_path / f"left.db{suffix}")
     await journal.close()
     return records, tmp_path / "left.db"
 
 
-async def test_a_damaged_record_ends_its_page_and_reading_goes_on_behind_it(tmp_path: Path) -> None:
+async def test_reading_goes_on_behind_a_damaged_record(tmp_path: Path) -> None:
     file = tmp_path / "journal.db"
+    records = [make_record(n, payload=b"message %03d" % n) for n in range(5)]
     async with opened(file) as journal:
-        await journal.append([make_record(n, payload=b"message %03d" % n) for n in range(5)])
+        await append(journal, *records)
     file.write_bytes(file.read_bytes().replace(b"message 002", b"massage 002"))
 
     async with opened(file) as journal:
-        page = await journal.read(0)
-        assert ([record.offset for record in page], page.next) == ([1, 2], 3)
-        with pytest.raises(CorruptRecordError, match="Record 3 of the journal") as caught:
-            await journal.read(page.next)
-        assert caught.value.offset == 3
-        assert [record.offset for record in await journal.read(4)] == [4, 5]
+        scan = await journal.read(0, 10, EVENTS)
+        offsets = [one if isinstance(one, int) else one.offset for one in scan.records]
+        assert (offsets, scan.records[2], scan.upto) == ([1, 2, 3, 4, 5], 3, 5)
+        with pytest.raises(JournalCorruptError, match="Message 3 of the journal"):
+            await journal.message(records[2].message_id)
         assert (await journal.verify()).damaged == (3,)
 
 
 async def test_a_missing_record_is_found(tmp_path: Path) -> None:
     file = tmp_path / "journal.db"
     async with opened(file) as journal:
-        await journal.append([make_record(n) for n in range(5)])
-        await journal._write(  # pyright: ignore[reportPrivateUsage]
-            lambda store: store.connection.execute("DELETE FROM msgbus_messages WHERE offset = 3")
-        )
+        await fill_plainly(journal, 5)
+        change(file, "DELETE FROM msgbus_messages WHERE offset = 3")
 
-        assert (await journal.read(0)).next == 3
-        with pytest.raises(CorruptRecordError, match="is missing"):
-            await journal.read(3)
+        assert [record.offset for record in await read_all(journal)] == [1, 2, 4, 5]
         assert (await journal.verify()).damaged == (3,)
 
 
@@ -251,11 +268,15 @@ async def test_a_damaged_cursor_is_an_error_and_never_another_place(tmp_path: Pa
     file = tmp_path / "journal.db"
     await fill(file)
     async with opened(file) as journal:
-        await journal._write(  # pyright: ignore[reportPrivateUsage]
-            lambda store: store.connection.execute("UPDATE msgbus_cursors SET offset = 31")
-        )
+        member = await join(journal)
+        before = await cursor_of(journal, "ship")
+        change(file, "UPDATE msgbus_subscriptions SET acked = 31")
 
         with pytest.raises(JournalError, match="'ship' is damaged"):
-            await journal.cursor("ship")
+            await journal.cursors("ship")
         with pytest.raises(JournalError, match="'ship' is damaged"):
-            await journal.commit([MoveCursor("ship", 40)])
+            await journal.open("ship", EVENTS, 0)
+        with pytest.raises(JournalError, match="'ship' is damaged"):
+            await journal.acquire(member, "ship", 0, EVENTS)
+        with pytest.raises(JournalError):
+            await journal.commit([Pass(before, 40, 40)], member)

@@ -12,7 +12,16 @@ import pytest
 
 from msgbus.errors import JournalFullError
 from msgbus.journal import Record, Retention, SqliteJournal
-from msgbus.testing.conformance.journal import make_record, read_all
+from msgbus.journal.operations import Pass
+from msgbus.testing.conformance.journal.kit import (
+    EVENTS,
+    append,
+    cursor_of,
+    join,
+    make_record,
+    read_all,
+    take,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -53,11 +62,11 @@ async def fill(journal: SqliteJournal) -> list[Record]:
     while True:
         records = [make_record(len(acked) + n, payload=bytes(1_000)) for n in range(20)]
         try:
-            acks = await journal.append(records)
+            offsets = await append(journal, *records)
         except JournalFullError:
             return acked
         acked += [
-            record._replace(offset=ack.offset) for record, ack in zip(records, acks, strict=True)
+            record._replace(offset=offset) for record, offset in zip(records, offsets, strict=True)
         ]
         assert len(acked) < 20_000
 
@@ -70,7 +79,7 @@ async def test_a_full_disk_is_a_clean_error_and_loses_nothing(disk: Path) -> Non
     assert len(acked) > 500
     assert await read_all(journal) == acked
     with pytest.raises(JournalFullError, match="Nothing that was acknowledged is lost"):
-        await journal.append([make_record(payload=bytes(20_000_000))])
+        await append(journal, make_record(payload=bytes(20_000_000)))
     await journal.close()
 
     async with SqliteJournal(disk / "journal.db", reserve=0) as again:
@@ -84,10 +93,10 @@ async def test_retention_frees_space_on_a_full_disk_and_work_goes_on(disk: Path)
         acked = await fill(journal)
 
         report = await journal.trim(Retention(max_count=200))
-        (ack,) = await journal.append([make_record()])
+        (offset,) = await append(journal, make_record())
 
         assert report.removed == len(acked) - 200
-        assert ack.offset == len(acked) + 1
+        assert offset == len(acked) + 1
         assert len(await read_all(journal)) == 201
         assert (await journal.verify()).is_sound
 
@@ -96,9 +105,13 @@ async def test_a_journal_with_retention_makes_room_by_itself(disk: Path) -> None
     keep = Retention(max_count=200)
     async with SqliteJournal(disk / "j.db", reserve=RESERVE, retention=keep) as journal:
         limit_pages(journal, disk, 2_000)
-        for _ in range(20):
+        member = await join(journal)
+        await take(journal, member, "orders", EVENTS)
+        for turn in range(1, 21):
             # Less than what makes retention look by itself, more than the disk holds in all.
-            await journal.append([make_record(payload=bytes(1_000)) for _ in range(900)])
+            await append(journal, *(make_record(payload=bytes(1_000)) for _ in range(900)))
+            cursor = await cursor_of(journal, "orders")
+            await journal.commit([Pass(cursor, turn * 900, turn * 900)], member)
 
         assert await journal.head() == 18_000
         assert (await journal.verify()).is_sound
@@ -111,7 +124,7 @@ async def test_one_write_that_is_too_big_does_not_fail_the_others(disk: Path) ->
 
         async def publish(number: int, size: int) -> None:
             try:
-                await journal.append([make_record(number, payload=bytes(size))])
+                await append(journal, make_record(number, payload=bytes(size)))
             except JournalFullError:
                 refused.append(number)
 

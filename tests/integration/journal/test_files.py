@@ -20,11 +20,11 @@ from msgbus.errors import (
     JournalVersionError,
     NotAJournalError,
 )
-from msgbus.journal import AckLevel, MemoryJournal, Retention, SqliteJournal, open_journal
-from msgbus.journal.operations import Sql
+from msgbus.journal import MemoryJournal, Retention, SqliteJournal, open_journal
 from msgbus.journal.sqlite.files import connect
 from msgbus.journal.sqlite.schema import VERSION
-from msgbus.testing.conformance.journal import make_record, read_all
+from msgbus.testing.conformance.journal.kit import append, fill, make_record, read_all
+from msgbus.testing.conformance.journal.tables import statement
 from tests.fakes import Connections
 
 
@@ -38,7 +38,7 @@ def names(folder: Path) -> list[str]:
 
 async def write_one(path: Path) -> None:
     async with SqliteJournal(path, reserve=0) as journal:
-        await journal.append([make_record(1)])
+        await append(journal, make_record(1))
 
 
 # -- URLs ----------------------------------------------------------------------------------
@@ -49,10 +49,10 @@ async def test_a_url_names_a_file_relative_to_the_working_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     journal = open_journal("sqlite:///shop%20one.db")
-    await journal.append([make_record(1)])
+    await append(journal, make_record(1))
     await journal.close()
 
-    assert journal.level is AckLevel.FSYNC
+    assert journal.promises.level == "fsync"
     assert (tmp_path / "shop one.db").exists()
 
 
@@ -66,10 +66,10 @@ async def test_a_url_with_four_slashes_names_an_absolute_path(tmp_path: Path) ->
 @pytest.mark.parametrize("url", ["sqlite:///:memory:", "memory:", "memory://"])
 async def test_a_journal_in_memory_promises_no_more_than_that(url: str) -> None:
     journal = open_journal(url)
-    (ack,) = await journal.append([make_record(1)])
+    await append(journal, make_record(1))
     await journal.close()
 
-    assert ack.level is journal.level is AckLevel.MEMORY
+    assert journal.promises.level == "memory"
     assert isinstance(journal, MemoryJournal | SqliteJournal)
 
 
@@ -93,7 +93,7 @@ def test_a_url_that_makes_no_sense_is_refused(url: str, says: str) -> None:
 async def test_options_of_a_url_are_those_of_the_constructor(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/shop.db?reserve=4096&max_count=2&lock_timeout=1.5&adopt=false"
     async with SqliteJournal(url) as journal:
-        await journal.append([make_record(n) for n in range(5)])
+        await fill(journal, 5)
         report = await journal.trim()
 
     assert report.removed == 3
@@ -139,7 +139,7 @@ async def test_a_database_of_another_program_is_left_alone_unless_adopted(tmp_pa
     assert file.read_bytes() == before
 
     async with SqliteJournal(f"sqlite:///{file}?adopt=true", reserve=0) as journal:
-        await journal.commit([Sql("INSERT INTO orders VALUES (1)")])
+        await journal.transact(statement("INSERT INTO orders VALUES (1)"))
     await write_one(file)
     with closing(plain(file)) as connection:
         assert connection.execute("SELECT number FROM orders").fetchall() == [(1,)]
@@ -202,11 +202,11 @@ async def test_a_locked_file_is_waited_for_and_then_named(tmp_path: Path) -> Non
             other.execute("BEGIN IMMEDIATE")
 
             with pytest.raises(JournalLockedError, match="locked by another process") as caught:
-                await journal.append([make_record(2)])
+                await append(journal, make_record(2))
             assert len(await read_all(journal)) == 1
             other.execute("ROLLBACK")
 
-        await journal.append([make_record(3)])
+        await append(journal, make_record(3))
         assert len(await read_all(journal)) == 2
     assert isinstance(caught.value, TimeoutError)
 
@@ -255,7 +255,7 @@ async def test_a_journal_of_another_version_among_tables_of_yours_is_refused(
 ) -> None:
     file = tmp_path / "shop.db"
     async with SqliteJournal(file, reserve=0) as journal:
-        await journal.commit([Sql("CREATE TABLE orders (number)")])
+        await journal.transact(statement("CREATE TABLE orders (number)"))
     set_version(file, 1)
 
     with pytest.raises(
@@ -298,7 +298,7 @@ async def test_a_journal_that_is_closed_leaves_no_connection_open(
 ) -> None:
     connections = Connections(monkeypatch)
     async with open_journal(f"sqlite:///{tmp_path}/shop.db") as journal:
-        await journal.append([make_record(1)])
+        await append(journal, make_record(1))
         assert len(await read_all(journal)) == 1
         assert len(connections.open) == 3  # that of the writer, a reader, and one that watches
 
@@ -317,7 +317,7 @@ def no_pragma_on_the_second(number: int, connection: sqlite3.Connection) -> None
 
 
 def no_head(number: int, connection: sqlite3.Connection) -> None:
-    connection.set_authorizer(refuse(sqlite3.SQLITE_READ, "sqlite_sequence"))
+    connection.set_authorizer(refuse(sqlite3.SQLITE_READ, "msgbus_messages"))
 
 
 def refuse(action: int, what: str) -> Callable[..., int]:

@@ -9,8 +9,15 @@ import anyio
 import pytest
 
 from msgbus.journal import SqliteJournal
-from msgbus.journal.operations import CreateCursor, MoveCursor
-from msgbus.testing.conformance.journal import make_record, read_all
+from msgbus.journal.operations import Pass
+from msgbus.testing.conformance.journal.kit import (
+    EVENTS,
+    append,
+    join,
+    make_record,
+    read_all,
+    take,
+)
 from tests.counts import POWER_CUTS
 from tests.evidence import Evidence
 from tests.integration.journal.power import Recorder
@@ -40,17 +47,18 @@ class Losses:
 async def work(file: Path, recorder: Recorder) -> None:
     """Publish, and move a cursor behind it, noting each acknowledgement on the disk's notes."""
     journal = SqliteJournal(file, reserve=0, _connect=recorder.connect)
-    await journal.commit([CreateCursor("reader", 0)])
+    member = await join(journal)
+    cursor = await take(journal, member, "reader", EVENTS)
 
     async def publish(publisher: int) -> None:
         for number in range(EACH):
             message_id = f"{publisher}.{number}"
             record = make_record(number, message_id=message_id, payload=bytes(2_000))
-            (ack,) = await journal.append([record])
+            (offset,) = await append(journal, record)
             recorder.ack(message_id)
             if publisher == 0:
-                await journal.commit([MoveCursor("reader", ack.offset)])
-                recorder.ack(ack.offset)
+                await journal.commit([Pass(cursor, offset, offset)], member)
+                recorder.ack(offset)
 
     async with anyio.create_task_group() as publishers:
         for publisher in range(PUBLISHERS):
@@ -70,8 +78,8 @@ async def look(folder: Path, files: dict[str, bytes], acked: set[object]) -> tup
     write_all(folder, files)
     async with SqliteJournal(folder / "journal.db", reserve=0) as journal:
         found: set[object] = {record.message_id for record in await read_all(journal)}
-        cursor = await journal.cursor("reader")
-        reached = 0 if cursor is None else cursor.offset
+        cursors = await journal.cursors("reader")
+        reached = max((cursor.acked for cursor in cursors), default=0)
         is_sound = (await journal.verify()).is_sound
     lost = sum(one > reached if isinstance(one, int) else one not in found for one in acked)
     return lost, is_sound

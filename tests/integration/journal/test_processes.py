@@ -1,4 +1,4 @@
-"""Several processes on one file: all write, all see it, and one at a time holds a lease."""
+"""Several processes on one file: all write, all see it, and one at a time owns a partition."""
 
 from __future__ import annotations
 
@@ -12,33 +12,41 @@ from typing import Any
 
 import pytest
 
-from msgbus.errors import LeaseLostError
-from msgbus.journal import Lease, LeaseWatch, SqliteJournal
-from msgbus.journal.operations import CreateCursor, MoveCursor
-from msgbus.runtime.clock import SystemClock
-from msgbus.testing.conformance.journal import make_record, read_all
+from msgbus.errors import StaleError
+from msgbus.journal import Member, SqliteJournal
+from msgbus.journal.operations import Pass
+from msgbus.testing.conformance.journal.kit import (
+    EVENTS,
+    append,
+    cursor_of,
+    join,
+    make_record,
+    read_all,
+    take,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).resolve().parents[3]
 COUNT = 200
-TTL = 0.5
+RENEWAL = 0.1
 
 
 async def write(path: str, key: str) -> None:
     """Many small appends, each waited for."""
     async with SqliteJournal(path, reserve=0) as journal:
         for number in range(COUNT):
-            await journal.append([make_record(number, key=key)])
+            await append(journal, make_record(number, key=key))
 
 
-async def hold(path: str, holder: str) -> None:
-    """Hold the lease until killed."""
+async def own(path: str, process: str) -> None:
+    """Own a partition until killed."""
     journal = SqliteJournal(path, reserve=0)
-    lease = await journal.acquire("ship", holder)
-    await journal.commit([CreateCursor("ship", 0, lease.epoch)])
-    await journal.keep(lease, TTL / 5)
-    await journal.wait(1_000_000)
+    member = await journal.join(process, {"ship": ""}, every=RENEWAL)
+    await take(journal, member, "ship", EVENTS)
+    seen = -1
+    while True:
+        seen = await journal.changed(seen)
 
 
 def start(function: Callable[[str, str], Coroutine[Any, Any, None]], *words: str) -> Any:
@@ -54,13 +62,11 @@ async def test_all_processes_write_and_all_is_seen_while_they_do(tmp_path: Path)
     file = tmp_path / "journal.db"
     async with SqliteJournal(file, reserve=0) as journal:
         writers = [start(write, str(file), f"process{number}") for number in range(3)]
-        seen = 0
-        while seen < 3 * COUNT:
-            seen = await journal.wait(seen)
-            await journal.append([make_record(0, key="reader")])
-            seen += 1
-            if len(await journal.find(key="reader", limit=1_000)) >= COUNT:
-                break
+        seen, mine = -1, 0
+        while mine < COUNT and await journal.head() - mine < 3 * COUNT:
+            seen = await journal.changed(seen)
+            await append(journal, make_record(mine, key="reader"))
+            mine += 1
         assert [writer.wait() for writer in writers] == [0, 0, 0]
 
         records = await read_all(journal)
@@ -70,39 +76,44 @@ async def test_all_processes_write_and_all_is_seen_while_they_do(tmp_path: Path)
             by_key[record.key].append(record.json()["number"])
         for number in range(3):
             assert by_key[f"process{number}"] == list(range(COUNT))
+        assert by_key["reader"] == list(range(mine))
         assert (await journal.verify()).is_sound
 
 
-async def until_held(journal: SqliteJournal) -> Lease:
-    version = -1
+async def until_owned(journal: SqliteJournal) -> Member:
+    seen = -1
     while True:
-        version = await journal.changed(version, timeout=0.05)
-        lease = await journal.lease("ship")
-        if lease is not None and await journal.cursor("ship") is not None:
-            return lease
+        seen = await journal.changed(seen, timeout=0.05)
+        members = {one.id: one for one in await journal.members()}
+        owners = [cursor.owner for cursor in await journal.cursors("ship")]
+        if owners and owners[0] is not None:
+            return members[owners[0]]
 
 
-async def test_a_standby_takes_over_from_a_killed_holder_and_no_sooner(tmp_path: Path) -> None:
+async def test_an_owner_that_lives_is_not_ended_and_one_that_was_killed_is(tmp_path: Path) -> None:
     file = tmp_path / "journal.db"
     async with SqliteJournal(file, reserve=0) as journal:
-        holder = start(hold, str(file), "first")
-        old = await until_held(journal)
-        watch = LeaseWatch(SystemClock(), TTL)
-        lease, version = old, -1
-        for _ in range(30):  # longer than a TTL, with a holder that is alive
-            lease = await journal.lease("ship") or lease
-            assert watch.observe(lease) is None
-            version = await journal.changed(version, timeout=TTL / 10)
+        owner = start(own, str(file), "first")
+        old = seen = await until_owned(journal)
+        second = await join(journal)
+        renewed, version = 0, -1
+        while renewed < 10:  # each time it was renewed since it was looked at
+            version = await journal.changed(version, timeout=RENEWAL)
+            (now,) = [one for one in await journal.members() if one.id == old.id]
+            if now.renewals > seen.renewals:
+                assert not await journal.end(seen)
+                renewed, seen = renewed + 1, now
+        assert await journal.acquire(second, "ship", 0, EVENTS) is None
+        before = await cursor_of(journal, "ship")
 
-        holder.kill()
-        assert holder.wait() == -signal.SIGKILL
-        taken = lease
-        while taken.holder != "second":
-            lease = await journal.lease("ship") or lease
-            taken = await journal.acquire("ship", "second", seen=watch.observe(lease))
-            version = await journal.changed(version, timeout=TTL / 10)
+        owner.kill()
+        assert owner.wait() == -signal.SIGKILL
+        (last,) = [one for one in await journal.members() if one.id == old.id]
+        assert await journal.end(last)
+        taken = await journal.acquire(second, "ship", 0, EVENTS)
 
-        assert taken.epoch == old.epoch + 1
-        with pytest.raises(LeaseLostError):
-            await journal.commit([MoveCursor("ship", 0, old.epoch)])
-        await journal.commit([MoveCursor("ship", 0, taken.epoch)])
+        assert taken is not None
+        assert taken.epoch == before.epoch + 1
+        with pytest.raises(StaleError):
+            await journal.commit([Pass(before, 0, 0)], old)
+        await journal.commit([Pass(taken, 0, 0)], second)

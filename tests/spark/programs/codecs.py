@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 
 class Flipped:
-    """Turns every bit, and says in front that it has: bytes that are no text, nor JSON."""
+    """Turns every bit, and says in front whose payload it is: bytes that are no text, nor JSON."""
 
-    MARK = b"\x00\xff"
+    def encode(self, payload: bytes, associated: bytes) -> bytes:
+        return self.mark(associated) + bytes(255 - one for one in payload)
 
-    def encode(self, payload: bytes) -> bytes:
-        return self.MARK + bytes(255 - one for one in payload)
-
-    def decode(self, stored: bytes) -> bytes:
-        if not stored.startswith(self.MARK):
-            message = "this was stored by another codec"
+    def decode(self, payload: bytes, associated: bytes) -> bytes:
+        mark = self.mark(associated)
+        if not payload.startswith(mark):
+            message = "this was stored by another codec, or for another message"
             raise ValueError(message)
-        return bytes(255 - one for one in stored[len(self.MARK) :])
+        return bytes(255 - one for one in payload[len(mark) :])
+
+    @staticmethod
+    def mark(associated: bytes) -> bytes:
+        return b"\x00\xff" + blake2b(associated, digest_size=8).digest()
 
 
 flipped = Flipped()

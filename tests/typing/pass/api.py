@@ -28,10 +28,10 @@ from msgbus import (
     per_message,
     topic_of,
 )
-from msgbus.durability import Ticket
+from msgbus.bus.durable import Ticket
 from msgbus.handlers.decorators import HandlesDecorator
 from msgbus.resilience import DeadLetterQueue, ResilientMessageBus
-from msgbus.subscriptions import Delivery, Mode
+from msgbus.subscriptions import Delivery, Mode, SubscriptionTuning
 
 
 class PlaceOrder(Command[UUID]):
@@ -101,7 +101,12 @@ async def insert_all(events: list[OrderPlaced]) -> None:
     assert_type(events[0].order_id, UUID)
 
 
-@bus.on(OrderPlaced, name="stock", delivery=Delivery.AT_MOST_ONCE, max_ahead=500, loss_window=10)
+@bus.on(
+    OrderPlaced,
+    name="stock",
+    delivery=Delivery.AT_MOST_ONCE,
+    tuning=SubscriptionTuning(buffer=10),
+)
 async def count_stock(event: OrderPlaced) -> None:
     assert_type(event.order_id, UUID)
 

@@ -15,7 +15,7 @@ from msgbus import BusSession, Context, HandlerRegistry, IMessageBus, MessageBus
 from msgbus.handlers.registration_methods import CommandOptions, EventOptions
 from msgbus.resilience import LetterFilter, Policy
 from msgbus.resilience.bus import BusOptions
-from msgbus.resilience.letter_queries import LetterFilters, ReplayFilters
+from msgbus.resilience.dead_letters.filters import LetterFilters, ReplayFilters
 from msgbus.resilience.policy import PolicyOptions
 from msgbus.subscriptions import SubscriptionConfig
 
@@ -53,7 +53,6 @@ def test_event_handlers_take_their_own_options_and_those_of_subscriptions() -> N
     # Handlers know no journal and no subscription: these are said by protocols and bases.
     subscription |= {
         "key": "Callable[[Any], str | None] | None",
-        "require": "IntEnum | None",
         "retry": "RetryPolicy",
     }
 

@@ -13,7 +13,7 @@ from msgbus import ConfigurationError, MissingExtraError
 from msgbus.errors import JavaNotFoundError, PipelineError, PipelineOptionError, ProjectionError
 from msgbus.pipeline.cli import faults, main
 from msgbus.pipeline.cli.commands import table
-from msgbus.testing.conformance.journals.kit import make_record
+from msgbus.testing.conformance.journal.kit import make_record
 
 COMMANDS = ("doctor", "report", "export", "replay", "stream")
 

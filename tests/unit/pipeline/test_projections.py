@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from msgbus import ConfigurationError, Event
-from msgbus.errors import ProjectionError, StoredMessageError
-from msgbus.journal import MemoryJournal, MessageCodec, Record, upcasts
+from msgbus import Command, ConfigurationError, Event
+from msgbus.errors import JournalCorruptError, ProjectionError, StoredMessageError
+from msgbus.journal import MemoryJournal, MessageCodec, Record, SqliteJournal, State, upcasts
+from msgbus.journal.operations import Put
 from msgbus.pipeline import Projection, fold
 from msgbus.pipeline.projections import fold_records, plan
-from msgbus.testing.conformance.journals.kit import TIME
+from msgbus.testing.conformance.journal.kit import LETTER, TIME, append, make_row
 
 
 class Placed(Event, name="fold.Placed", version=2, key="order"):
@@ -110,7 +114,7 @@ def history() -> list[Record]:
 
 async def journal_with(written: Sequence[Record]) -> MemoryJournal:
     journal = MemoryJournal()
-    await journal.append(written)
+    await append(journal, *written)
     return journal
 
 
@@ -180,6 +184,57 @@ async def test_a_message_that_was_appended_twice_is_folded_once() -> None:
 
 def take(written: Sequence[Record]) -> list[Record]:
     return [record for record in written if record.name != "fold.Other"]
+
+
+async def test_commands_are_folded_in_order_with_events() -> None:
+    class Cancel(Command[None], name="fold.Cancel"):
+        order: str
+
+    class Steps(Projection[Order, Placed | Cancel]):
+        key: Any = "order"
+
+        def initial(self, key: str) -> Order:
+            return Order(order=key)
+
+        def apply(self, state: Order, event: Placed | Cancel) -> Order:
+            return Order(order=state.order, steps=(*state.steps, type(event).__name__))
+
+    def placed() -> Placed:
+        return Placed(order="a", customer="Ann")
+
+    messages = [placed(), Cancel(order="a"), *(placed() for _ in range(2500)), Cancel(order="a")]
+    codec = MessageCodec()
+    journal = await journal_with([codec.encode(one, time=TIME) for one in messages])
+
+    (row,) = await fold(journal, Steps)
+    (part,) = await fold(journal, Steps, since=2, until=5)
+
+    assert row.steps == tuple(type(one).__name__ for one in messages)
+    assert part.steps == ("Cancel", "Placed", "Placed")
+
+
+async def test_a_damaged_record_fails_the_fold_unless_it_may_be_skipped(tmp_path: Path) -> None:
+    async with SqliteJournal(tmp_path / "shop.db", reserve=0) as journal:
+        await append(journal, *history())
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+            connection.execute("UPDATE msgbus_messages SET payload = x'00' WHERE offset = 1")
+
+        with pytest.raises(JournalCorruptError, match="Message 1 of the journal is damaged"):
+            await fold(journal, Orders)
+        rows = await fold(journal, Orders, skip_corrupt=True)
+
+    assert [row.steps for row in rows if row.order == "a"] == [("Cancelled", "Placed")]
+
+
+async def test_a_message_that_only_a_dead_letter_keeps_is_not_folded(tmp_path: Path) -> None:
+    async with SqliteJournal(tmp_path / "shop.db", reserve=0) as journal:
+        await append(journal, *history())
+        await journal.commit([Put(make_row("orders", 1, State.DEAD), LETTER)])
+        await journal.trim(before=3)
+
+        rows = await fold(journal, Orders)
+
+    assert [row.steps for row in rows if row.order == "a"] == [("Cancelled", "Placed")]
 
 
 async def test_old_versions_are_upcast() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sqlite3
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -22,14 +24,24 @@ from msgbus.errors import (
     PipelineOptionError,
     TrimmedError,
 )
-from msgbus.journal import Retention, SqliteJournal
+from msgbus.journal import DeliveryRecord, Kind, Outcome, Retention, SqliteJournal, State
+from msgbus.journal.operations import Append, Note, Put
 from msgbus.journal.sqlite.schema import VERSION
-from msgbus.pipeline.source.journal_file import JournalQuery, batches, bounds_of, split
-from msgbus.pipeline.source.options import microseconds, read_options
+from msgbus.pipeline.source.journal_file import JournalQuery, Range, batches, bounds_of, split
+from msgbus.pipeline.source.options import ReadOptions, microseconds, read_options
+from msgbus.pipeline.source.selection import Where
+from msgbus.pipeline.source.source import query_of
 from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES
 from msgbus.pipeline.source.writer import MessageIds, v7
-from msgbus.testing.conformance.journals.kit import make_record
-from tests.spark.kit import append, row_of, with_journal
+from msgbus.testing.conformance.journal.kit import (
+    LETTER,
+    TIME,
+    fill,
+    make_record,
+    make_row,
+    read_all,
+)
+from tests.spark.kit import append, records_in, row_of, with_journal
 
 # -- light to import -----------------------------------------------------------------------
 
@@ -149,6 +161,87 @@ def test_bounds_follow_retention(tmp_path: Path) -> None:
 
     assert (found.first, found.last, found.trimmed) == (16, 20, 15)
     assert bounds_of(str(path), DELIVERIES)[:2] == (1, 0)
+
+
+def test_bounds_of_deliveries_are_known_when_all_of_them_were_trimmed(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    record = make_record(1)
+    note = Note(DeliveryRecord(record.message_id, "mail", 1, Outcome.OK, 0.0, 0.0, TIME))
+    with_journal(path, lambda journal: journal.commit([Append(record), note, note, note]))
+    before = bounds_of(str(path), DELIVERIES)
+    with_journal(path, lambda journal: journal.trim(Retention(max_count=0)))
+
+    assert before[:2] == (1, 3)
+    assert bounds_of(str(path), DELIVERIES)[:2] == (4, 3)
+
+
+def test_a_message_that_only_a_dead_letter_keeps_is_trimmed_for_spark(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    append(path, [make_record(number) for number in range(20)])
+    dead = Put(make_row("orders", 3, State.DEAD), LETTER)
+    with_journal(path, lambda journal: journal.commit([dead]))
+    with_journal(path, lambda journal: journal.trim(Retention(max_count=5)))
+
+    assert len(records_in(path)) == 6
+    assert bounds_of(str(path))[:2] == (16, 20)
+
+
+# -- conditions ----------------------------------------------------------------------------
+
+
+def rows_where(path: Path, where: Where | None, *columns: str) -> list[Any]:
+    options = ReadOptions(path=str(path), where=where, engine="sqlite3")
+    query = query_of(options, columns, Range(1, 99))
+    return [row for one in batches(query, "sqlite3") for row in one.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("where", "kinds"),
+    [
+        (None, ["event", "command"]),
+        ({"version": 1}, ["event", "command"]),
+        ({"kind": "control"}, ["control"]),
+        ({"kind": ["event", "control"]}, ["event", "control"]),
+    ],
+)
+def test_control_records_are_there_if_they_are_asked_for(
+    tmp_path: Path, where: Where | None, kinds: list[str]
+) -> None:
+    path = tmp_path / "shop.db"
+    append(path, [make_record(kind=kind) for kind in Kind])
+
+    assert [row["kind"] for row in rows_where(path, where, "kind")] == kinds
+
+
+def test_rows_come_in_order_whatever_index_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    append(path, [make_record(number, name=f"shop.{'ab'[number % 2]}") for number in range(9)])
+
+    found = rows_where(path, {"name": ["shop.a", "shop.b"], "topic": "shop.orders"}, "offset")
+
+    assert [row["offset"] for row in found] == list(range(1, 10))
+
+
+@pytest.mark.parametrize("column", ["message_id", "session_id", "key"])
+def test_a_value_that_few_rows_have_is_looked_up(tmp_path: Path, column: str) -> None:
+    append(tmp_path / "shop.db", [])
+    options = ReadOptions(path=str(tmp_path / "shop.db"), where={column: ["a", "b"]})
+    query = query_of(options, ("offset",), Range(1, 99)).sql()
+    with closing(sqlite3.connect(options.path)) as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {query}").fetchall()
+
+    assert f"INDEX {INDEXES[column]} ({column}=?" in plan[0][-1]
+
+
+INDEXES = {
+    "message_id": "sqlite_autoindex_msgbus_messages_1",
+    "session_id": "msgbus_messages_by_session",
+    "key": "msgbus_messages_by_key",
+}
+
+
+def test_a_table_is_the_same_in_another_process() -> None:
+    assert pickle.loads(pickle.dumps(DELIVERIES)) is DELIVERIES
 
 
 @pytest.mark.parametrize("engine", ["adbc", "sqlite3"])
@@ -300,12 +393,12 @@ def test_a_journal_can_be_read_while_its_writer_has_it_open(tmp_path: Path) -> N
     path = tmp_path / "shop.db"
 
     async def work(journal: SqliteJournal) -> None:
-        for number in range(3):
-            await journal.append([make_record(number)])
+        for _ in range(3):
+            await fill(journal, 1)
             query = JournalQuery(str(path), MESSAGES, tuple(MESSAGES.columns), 1, 99)
             for engine in ("adbc", "sqlite3"):
                 rows = [row for one in batches(query, engine) for row in one.to_pylist()]
-                expected = [row_of(record) for record in await journal.read(1)]
+                expected = [row_of(record) for record in await read_all(journal)]
                 for row in rows:
                     row["headers"] = dict(row["headers"])
                 assert rows == expected

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from msgbus import Command, Event, Message
-from msgbus.journal import SqliteJournal
+from msgbus.journal import MemoryJournal, SqliteJournal
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,
@@ -21,7 +21,7 @@ from msgbus.resilience import (
 )
 from msgbus.runtime.clock import VirtualClock
 
-STORES = pytest.mark.parametrize("kind", ["memory", "sqlite", "journal"])
+STORES = pytest.mark.parametrize("kind", ["memory", "sqlite", "journal", "memory journal"])
 
 
 class ChargeCard(Command[str], name="letters.ChargeCard"):
@@ -63,6 +63,9 @@ async def made_store(
         yield MemoryDeadLetterStore(**options)
     elif kind == "sqlite":
         yield SqliteDeadLetterStore(folder / "letters.db", **options)
+    elif kind == "memory journal":
+        async with MemoryJournal(clock=clock) as memory:
+            yield JournalDeadLetterStore(memory, **options)
     else:
         async with SqliteJournal(folder / "journal.db", clock=clock, reserve=0) as journal:
             yield JournalDeadLetterStore(journal, **options)

@@ -11,10 +11,15 @@ import anyio
 import pytest
 
 from msgbus import Command, Event
-from msgbus.journal import DeadLetter, MemoryJournal, SqliteJournal, operations as op
+from msgbus.journal import MemoryJournal, SqliteJournal
+from msgbus.journal.letters import LetterSelection
+from msgbus.journal.operations import Append, Put
+from msgbus.journal.records import Letter, State
 from msgbus.resilience import (
     CircuitBreakerConfig,
     DeadLetterEntry,
+    DeadLetterQueue,
+    JournalDeadLetterStore,
     LetterStatus,
     ResilientMessageBus,
     RetryConfig,
@@ -303,15 +308,20 @@ async def test_a_journal_s_own_letters_have_scope_handler_and_target(
 ) -> None:
     """Point 4: the shape that subscriptions and enqueued commands write."""
     journal = MemoryJournal() if kind == "memory" else SqliteJournal(tmp_path / "j.db", reserve=0)
-    letter = DeadLetter(
-        "msgbus.commands", make_record(1), 2, "no", 7.0, handler="charge", scope="s", target="t"
-    )
-    await journal.commit([op.AddDeadLetter(letter)])
-    (found,) = await journal.dead_letters("msgbus.commands")
+    async with journal:
+        await journal.commit([Append(make_record(1), queue="commands:x")])
+        row = await journal.row("commands:x", 1)
+        assert row is not None
+        letter = Letter("ValueError", "no", 7.0, 8.0, handler="charge", scope="s", target="t")
+        await journal.commit([Put(row.moved(State.DEAD, time=8.0, attempt=2), letter)])
 
-    assert found._replace(id=0) == letter
-    assert await journal.dead_letters("charge") == []
-    await journal.close()
+        (found,) = await journal.find_letters(LetterSelection(handler="charge"))
+        (entry,) = await DeadLetterQueue(JournalDeadLetterStore(journal)).find()
+
+        assert found.letter == letter
+        assert (entry.handler, entry.scope, entry.target) == ("charge", "s", "t")
+        assert (entry.subscription, entry.offset, entry.attempts) == ("commands:x", 1, 2)
+        assert await journal.find_letters(LetterSelection(handler="commands:x")) == []
 
 
 # -- 5. a replay never destroys a diagnosis ------------------------------------------------------
@@ -460,13 +470,15 @@ async def test_a_letter_of_an_enqueued_command_names_its_handler() -> None:
         await bus.enqueue(Charge(amount=3))
         await bus.settled()
         (letter,) = await bus.dead_letters.find()
-        (stored,) = await journal.dead_letters("msgbus.commands")
+        (stored,) = await journal.find_letters(LetterSelection())
         deliveries = await journal.deliveries(letter.message_id)
         world.is_up = True
         outcome = await bus.dead_letters.replay(letter)
 
     assert (letter.handler, letter.target, letter.scope) == ("charge", "identity.Charge", None)
-    assert (stored.subscription, stored.handler) == ("msgbus.commands", "charge")
+    assert stored.letter is not None
+    assert stored.row.subscription == letter.subscription == "commands:identity.Charge"
+    assert stored.letter.handler == "charge"
     assert {one.handler for one in deliveries} == {"charge"}
     assert outcome.value == "charge"
     await journal.close()

@@ -15,6 +15,7 @@ from pydantic import field_validator
 from msgbus import Event
 from msgbus.errors import DeadLetterError, DeadLetterStoreError, UnreadableLetterError
 from msgbus.resilience import DeadLetterEntry, DeadLetterQueue
+from msgbus.resilience.dead_letters.rows import number_of
 from tests.unit.resilience.letter_fakes import (
     STORES,
     CardCharged,
@@ -174,8 +175,8 @@ async def test_a_damaged_letter_does_not_stop_the_others(status: str, tmp_path: 
         await queue.store.flush()
         with closing(sqlite3.connect(tmp_path / "journal.db")) as other, other:
             other.execute(
-                "UPDATE msgbus_dead_letters SET handler = 'other', status = ? WHERE letter_id = ?",
-                (status, letters[7].letter_id),
+                "UPDATE msgbus_letters SET handler = 'other', status = ? WHERE message_id = ?",
+                (status, letters[7].message_id),
             )
 
         report = await queue.replay_all()
@@ -199,8 +200,8 @@ async def test_a_letter_that_its_store_cannot_change_does_not_stop_the_others(
         await queue.store.flush()
         with closing(sqlite3.connect(tmp_path / "letters.db")) as other, other:
             other.execute(
-                "CREATE TRIGGER stubborn BEFORE UPDATE ON letters "
-                f"WHEN old.letter_id = '{letters[1].letter_id}' "
+                "CREATE TRIGGER stubborn BEFORE UPDATE ON msgbus_pending "
+                f"WHEN old.offset = {number_of(letters[1].letter_id)} "
                 "BEGIN SELECT raise(ABORT, 'no'); END"
             )
 

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 
 from msgbus.resilience import (
-    DeadLetterEntry,
     DeadLetterQueue,
     LetterGroup,
     LetterPage,
     LetterStatus,
 )
-from msgbus.resilience.claims import Claim
-from msgbus.resilience.letters import letter_about
-from msgbus.resilience.stores import LetterFilter, Notice, Record, Settlement, added, settled
+from msgbus.resilience.dead_letters.entry import from_data, letter_about
+from msgbus.resilience.dead_letters.filters import LetterFilter
+from msgbus.resilience.dead_letters.store import Notice, added, claimed, handled
 from msgbus.runtime.clock import VirtualClock
 from tests.unit.resilience.letter_fakes import ChargeCard, bury_orders
 
@@ -42,8 +41,6 @@ VALUES: tuple[Any, ...] = (
         sample="s",
     ),
     Notice("dropped", LETTER, "the store is full"),
-    Settlement(outcome="handled"),
-    Record(LETTER),
 )  # fmt: skip
 
 
@@ -89,8 +86,8 @@ def test_what_stores_give_and_take_is_read_only_and_small(value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("build", "values"),
-    [(LetterFilter, (None,)), (LetterGroup, GROUP), (Settlement, ("handled",))],
-    ids=["filter", "group", "settlement"],
+    [(LetterFilter, (None,)), (LetterGroup, GROUP)],
+    ids=["filter", "group"],
 )
 def test_values_of_many_fields_are_given_by_name(
     build: Callable[..., object], values: tuple[object, ...]
@@ -112,21 +109,16 @@ def test_until_leaves_out_what_died_later() -> None:
 
 @pytest.mark.parametrize("answered", [True, False])
 def test_a_dead_letter_that_comes_again_has_the_answer_of_this_time(answered: bool) -> None:
-    old = Record(replace(LETTER, answered=not answered))
+    old = replace(LETTER, answered=not answered)
 
-    assert added(old, replace(LETTER, answered=answered)).letter.answered is answered
-
-
-def claimed_by(owner: str) -> Record:
-    letter: DeadLetterEntry = replace(LETTER, status=LetterStatus.REPLAYING)
-    return Record(letter, Claim(LETTER.letter_id, owner, at=0.0))
+    assert added(old, replace(LETTER, answered=answered)).answered is answered
 
 
-@pytest.mark.parametrize("other", ["a", "z"])
-def test_only_who_claimed_a_letter_settles_it(other: str) -> None:
-    record = claimed_by("machine|1|1|x")
-    same = "".join(reversed("x|1|1|enihcam"))  # equal and another, as if read from a file
+def test_only_who_claimed_a_letter_settles_it() -> None:
+    first = claimed(LETTER)
+    second = claimed(replace(first, status=LetterStatus.DEAD))
+    same = from_data(second.data())  # equal and another, as if read from a file
 
-    assert settled(record, other, Settlement(outcome="handled")) is record
-    done = settled(record, same, Settlement(outcome="handled"))
-    assert done.letter.status is LetterStatus.REPLAYED
+    assert handled(second, first) is second
+    assert handled(LETTER, first) is LETTER
+    assert handled(second, same).status is LetterStatus.REPLAYED

@@ -33,7 +33,8 @@ from msgbus.resilience import (
     MemoryDeadLetterStore,
     Overflow,
 )
-from msgbus.resilience.letters import at, wire_names
+from msgbus.resilience.dead_letters.contents import wire_names
+from msgbus.resilience.dead_letters.entry import at
 from tests.fakes import logged
 from tests.unit.resilience.letter_fakes import (
     STORES,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +12,22 @@ import anyio.lowlevel
 import pytest
 
 from msgbus.errors import BusStateError, DeadLetterError, StoredMessageError
+from msgbus.journal import SqliteJournal
+from msgbus.journal.letters import LetterSelection
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,
     LetterStatus,
     SqliteDeadLetterStore,
-    claims,
 )
-from msgbus.resilience.claims import LEASE, Claim, new_owner
-from msgbus.resilience.stores import claimed
+from msgbus.resilience.dead_letters.claims import Claims
+from msgbus.resilience.dead_letters.filters import ANY
+from msgbus.resilience.dead_letters.journal_letters import Capacity, JournalLetters
+from msgbus.resilience.dead_letters.rows import entry_of
+from msgbus.resilience.dead_letters.store import claimed, handled
 from msgbus.runtime.clock import VirtualClock
+from msgbus.subscriptions.members import this_process
+from msgbus.testing.conformance.dead_letters import letter
 from tests.unit.resilience.letter_fakes import (
     STORES,
     CardCharged,
@@ -321,9 +328,7 @@ async def unreadable(queue: DeadLetterQueue, letter_id: str) -> None:
     """Make a letter's message one whose class is gone."""
     await queue.store.change(
         letter_id,
-        lambda record: replace(
-            record, letter=replace(record.letter, message_type="gone.Away", _message=None)
-        ),
+        lambda old: replace(old, message_type="gone.Away", _message=None),
     )
 
 
@@ -406,43 +411,92 @@ async def test_a_cancelled_replay_of_many_goes_on_where_it_was() -> None:
 # -- claims ------------------------------------------------------------------------------------
 
 
-def test_a_claim_of_this_process_holds_while_the_letter_is_in_flight() -> None:
-    claim = Claim("letter", new_owner(), at=0.0)
-
-    assert claim.is_void(now=1.0)
-    claims.begin(claim)
-    try:
-        assert not claim.is_void(now=LEASE * 10)
-    finally:
-        claims.end(claim)
-
-
-def test_a_claim_of_a_process_that_is_gone_is_void_at_once() -> None:
-    machine, pid, started, token = new_owner().split("|")
-    reused = "|".join([machine, pid, f"{started}9", token])
-    parent = "|".join([machine, str(os.getppid()), "1", token])
-
-    assert Claim("letter", reused, at=0.0).is_void(now=0.0)
-    assert Claim("letter", parent, at=0.0).is_void(now=0.0)
+@asynccontextmanager
+async def claimed_by(process: str, path: Path) -> AsyncGenerator[SqliteJournal]:
+    """A file with one letter, which a process has claimed."""
+    async with SqliteJournal(path, reserve=0) as journal:
+        letters = JournalLetters(journal, Capacity(), lambda: 0.0)
+        letters.claims = Claims(journal, process)
+        given = letter(1)
+        await letters.add([given])
+        await letters.change(given.letter_id, claimed, None)
+        yield journal
 
 
-def test_a_claim_from_another_machine_holds_for_its_lease() -> None:
-    claim = Claim("letter", "elsewhere|1|1|x", at=1000.0)
-
-    assert not claim.is_void(now=1000.0 + LEASE - 1)
-    assert claim.is_void(now=1000.0 + LEASE)
+async def statuses(journal: SqliteJournal) -> list[str]:
+    page = await JournalLetters(journal, Capacity(), lambda: 0.0).page(ANY, None, 10)
+    return [one.status.value for one in page.letters]
 
 
 async def test_letters_left_by_a_process_that_is_gone_are_dead_when_the_store_is_opened(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "letters.db"
-    async with DeadLetterQueue(SqliteDeadLetterStore(path)) as queue:
-        letter = bury(queue, CardCharged(order=1))
-        machine, pid, started, token = new_owner().split("|")
-        gone = Claim(letter.letter_id, "|".join([machine, pid, f"{started}9", token]), 0.0)
-        await queue.store.change(letter.letter_id, lambda record: claimed(record, gone))
-        assert await queue.count() == 0
+    reused = f"{this_process()}9"  # the same id, and another time of its start
+    async with claimed_by(reused, path) as journal:
+        assert await statuses(journal) == ["replaying"]
 
-    async with DeadLetterQueue(SqliteDeadLetterStore(path)) as queue:
-        assert await queue.count() == 1
+        async with DeadLetterQueue(SqliteDeadLetterStore(path)) as queue:
+            (found,) = await queue.find()
+            assert (found.replays, found.attempts, found.note) == (1, 3, None)
+            assert queue.size == 1
+        assert await journal.members() == []
+
+
+async def test_a_letter_that_another_process_replays_is_left_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "letters.db"
+    async with claimed_by(this_process(), path) as journal:
+        async with DeadLetterQueue(SqliteDeadLetterStore(path)) as queue:
+            queue.connect(Service().redeliver)
+            (found,) = await queue.find(status=LetterStatus.REPLAYING)
+            outcome = await queue.replay(found)
+
+        assert (outcome.status, outcome.reason) == ("skipped", "being replayed")
+        assert await statuses(journal) == ["replaying"]
+
+
+async def test_a_claim_from_another_machine_holds_until_it_is_silent(tmp_path: Path) -> None:
+    async with claimed_by("elsewhere:1:1:1", tmp_path / "letters.db") as journal:
+        (member,) = await journal.members()
+        now = 0.0
+        letters = JournalLetters(journal, Capacity(), lambda: 0.0)
+        letters.claims = Claims(journal, now=lambda: now)
+
+        async def released_at(seconds: float) -> int:
+            nonlocal now
+            now = seconds
+            return await letters.release()
+
+        assert [await released_at(at) for at in (0.0, 4.9)] == [0, 0]
+        member = await journal.renew(member)
+        assert [await released_at(at) for at in (5.0, 9.9)] == [0, 0]
+        assert await released_at(10.0) == 1
+        assert await statuses(journal) == ["dead"]
+
+
+async def test_a_process_that_was_taken_for_dead_settles_nothing(tmp_path: Path) -> None:
+    async with claimed_by(this_process(), tmp_path / "letters.db") as journal:
+        (stored,) = await journal.find_letters(LetterSelection())
+        own = JournalLetters(journal, Capacity(), lambda: 0.0)
+        claim = entry_of(stored)
+        for member in await journal.members():
+            await journal.end(member)
+        assert await own.release() == 1
+
+        found, _ = await own.change(claim.letter_id, lambda old: handled(old, claim), None)
+
+        assert found is not None
+        assert found.status is LetterStatus.DEAD
+        again, _ = await own.change(claim.letter_id, claimed, None)
+        assert again is not None
+        assert again.replays == 2
+
+
+@STORES
+async def test_a_store_that_is_closed_has_no_member_left(kind: str, tmp_path: Path) -> None:
+    async with opened_queue(kind, tmp_path) as (queue, _, _):
+        await queue.replay(bury(queue, CardCharged()))
+        store = queue.store
+    if isinstance(store, SqliteDeadLetterStore):
+        async with SqliteJournal(store.path, reserve=0) as journal:
+            assert await journal.members() == []

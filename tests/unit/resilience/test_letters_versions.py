@@ -11,7 +11,7 @@ from msgbus import Event
 from msgbus.errors import UnreadableLetterError
 from msgbus.journal import upcasts
 from msgbus.resilience import DeadLetterEntry
-from msgbus.resilience.letter_edits import changed_letter
+from msgbus.resilience.dead_letters.entry import edited_letter
 from msgbus.testing.conformance.dead_letters import letter
 
 
@@ -49,7 +49,7 @@ def test_a_letter_of_an_older_version_is_brought_up_to_date(payload: str, versio
 
     assert old.message == Moved(street="High Street", town="Ely")
     assert old.message.message_id == old.message_id
-    assert changed_letter(old, {"town": "York"}).message == Moved(street="High Street", town="York")
+    assert edited_letter(old, {"town": "York"}).message == Moved(street="High Street", town="York")
     assert old.payload == payload
 
 

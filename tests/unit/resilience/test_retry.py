@@ -53,6 +53,8 @@ def test_the_defaults() -> None:
         "max_delay": 10.0,
         "exponential_base": 2.0,
         "jitter": True,
+        "in_process": 5.0,
+        "message_retries": None,
         "retry_on": (Exception,),
         "give_up_on": (),
         "stop": None,

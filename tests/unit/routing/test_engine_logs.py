@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from msgbus import ConfigurationError
 from msgbus.routing import DispatchResult, DispatchStatus, EventEnvelope, MessageDispatchEngine
 from msgbus.runtime.clock import VirtualClock
-from msgbus.telemetry.logging import Log
+from msgbus.telemetry.logging import EventLog
 from tests.unit.routing.engines import (
     COMMAND,
     EVENT,
@@ -369,7 +369,7 @@ def test_a_structlog_logger_around_a_standard_one_has_the_level_of_that() -> Non
     structlog.configure(
         wrapper_class=structlog.stdlib.BoundLogger, logger_factory=structlog.stdlib.LoggerFactory()
     )
-    log = Log(structlog.get_logger("dispatch-engine"))
+    log = EventLog(structlog.get_logger("dispatch-engine"))
 
     logging.getLogger("dispatch-engine").setLevel(logging.ERROR)
     assert not log.is_enabled(logging.INFO)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import anyio
 import pytest
 
 from msgbus.errors import JournalFullError
 from msgbus.journal import Journal, MemoryJournal
-from msgbus.journal.operations import MoveCursor, Operation
 from msgbus.runtime.clock import VirtualClock
-from msgbus.subscriptions import Delivery, Mode, Progress, StartAt
+from msgbus.subscriptions import Delivery, Mode, Progress, StartAt, SubscriptionTuning
 from tests.fakes import logged
 from tests.stage import Handler, stage
 
@@ -55,7 +54,7 @@ async def test_under_a_rate_limit_all_are_delivered_and_the_cursor_ends_at_the_h
 async def test_a_burst_may_go_out_after_a_quiet_time() -> None:
     async with stage(memory) as s:
         handler = Handler()
-        await s.start(handler, rate_limit=1, burst=5)
+        await s.start(handler, rate_limit=1, tuning=SubscriptionTuning(burst=5))
         await s.append(*range(10))
 
         await s.clock.advance(0)
@@ -86,7 +85,7 @@ async def test_the_first_cursor_is_written_when_it_subscribes(make_journal: Make
         await s.append(1, 2)
         process = s.process()
         await s.start(Handler(), process=process, start=StartAt.LATEST)
-        assert await s.position() == 2
+        assert [cursor.acked for cursor in await s.cursors()] == [2]
         process.die()
         await s.append(3)
         handler = Handler()
@@ -109,33 +108,36 @@ async def test_an_idle_subscription_writes_its_cursor_by_itself() -> None:
         assert await s.position() == 3
 
 
-async def test_a_busy_subscription_writes_its_cursor_every_so_many_acks_and_seconds() -> None:
+@pytest.mark.parametrize("mode", [Mode.EXCLUSIVE, Mode.SHARED])
+async def test_a_busy_subscription_writes_what_is_done(mode: Mode) -> None:
     async with stage(memory) as s:
         handler = Handler()
         handler.hangs = {50}
-        config = {"flush_acks": 10, "flush_interval": 5.0, "ack_timeout": None}
-        subscription = await s.start(handler, **config)
+        await s.start(handler, mode=mode, ack_timeout=None)
         await s.append(*range(51))
-        await s.clock.advance(0.1)
-        assert await s.position() >= 40
+        await s.until(lambda: 50 in handler.numbers, within=1.0)
+        await s.written()
 
-        await s.clock.advance(6)
+        assert handler.handled == list(range(50))
         assert await s.position() == 50
-        assert subscription.progress().counts.flushes <= 8
 
 
-async def test_a_close_writes_the_cursor(make_journal: Make) -> None:
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_close_writes_the_cursor(make_journal: Make, mode: Mode) -> None:
     async with stage(make_journal) as s:
         handler = Handler()
         await s.append(1, 2)
-        subscription = await s.start(handler, flush_idle=1000, flush_interval=1000)
-        await s.until(lambda: handler.numbers == [1, 2])
+        subscription = await s.start(handler, mode=mode)
+        await s.until(lambda: sorted(handler.numbers) == [1, 2])
 
         await subscription.close()
 
-        cursor = await s.shared.cursor("receipts")
-        assert cursor is not None
-        assert (cursor.offset, cursor.is_clean) == (2, True)
+        assert await s.position() == 2
+        cursors = await s.cursors()
+        assert all(cursor.acked == cursor.fetched for cursor in cursors)
+        assert {cursor.owner for cursor in cursors} == {None}
+        assert await s.rows() == []
+        assert await s.shared.members() == []
 
 
 async def test_a_write_that_fails_leaves_the_cursor_dirty() -> None:
@@ -143,24 +145,25 @@ async def test_a_write_that_fails_leaves_the_cursor_dirty() -> None:
         process = s.process()
         refusals = 0
 
-        def refuse_twice(operations: Sequence[Operation]) -> None:
+        def refuse_twice(_: object) -> None:
             nonlocal refusals
-            if refusals < 2 and any(isinstance(one, MoveCursor) for one in operations):
+            if handler.handled and refusals < 2:
                 refusals += 1
                 message = "No space left."
                 raise JournalFullError(message)
 
+        handler = Handler()
         process.before_commit = refuse_twice
-        subscription = await s.start(Handler(), process=process)
+        subscription = await s.start(handler, process=process)
         await s.append(1)
-        await s.clock.advance(1.0)
+        await s.clock.advance(0.6)
         assert refusals >= 1
-        assert subscription.progress().persisted == 0
+        assert subscription.progress().acked == 0
 
         await s.clock.advance(3.0)
 
         assert refusals == 2
-        assert subscription.progress().persisted == 1
+        assert subscription.progress().acked == 1
         assert subscription.progress().counts.errors == 2
 
 
@@ -189,7 +192,7 @@ async def test_lag_and_age_are_told_without_consumers_and_before_the_first_ack(
         assert subscription.progress().oldest_unacked_age == 0
 
 
-async def test_the_age_is_that_of_the_oldest_message_in_hand() -> None:
+async def test_the_age_is_that_of_the_oldest_message_in_flight() -> None:
     async with stage(memory) as s:
         handler = Handler()
         handler.hangs = {1}
@@ -205,20 +208,22 @@ async def test_the_age_is_that_of_the_oldest_message_in_hand() -> None:
 # -- stalls --------------------------------------------------------------------------------
 
 
-async def test_a_stall_is_found_within_two_beats_and_healed(
+async def hear_nothing(since: int, timeout: float | None = None, *, others: bool = False) -> int:
+    await anyio.sleep_forever()
+    return since
+
+
+async def test_a_stall_is_found_within_a_second_and_healed(
     make_journal: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with stage(make_journal) as s:
         process = s.process()
         told: list[Progress] = []
 
-        async def hear_nothing(after: int, timeout: float | None = None) -> int:
-            await anyio.sleep_forever()
-            return after
-
-        process.replace("wait", hear_nothing)
+        process.replace("changed", hear_nothing)
         handler = Handler()
-        subscription = await s.start(handler, process=process, on_stall=told.append)
+        subscription = await s.start(handler, process=process, source={"on_stall": told.append})
+        await s.quiet()  # it has looked for messages, and found none
         await s.append(1, 2)
 
         await s.until(lambda: handler.numbers == [1, 2])
@@ -228,15 +233,11 @@ async def test_a_stall_is_found_within_two_beats_and_healed(
         assert [entry["lag"] for entry in logged(caplog, "subscription_stalled")] == [2]
 
 
-async def test_a_stall_takes_at_most_two_beats() -> None:
+async def test_a_stall_takes_at_most_a_second() -> None:
     async with stage(memory) as s:
         process = s.process()
 
-        async def hear_nothing(after: int, timeout: float | None = None) -> int:
-            await anyio.sleep_forever()
-            return after
-
-        process.replace("wait", hear_nothing)
+        process.replace("changed", hear_nothing)
         handler = Handler()
         await s.start(handler, process=process)
         await s.clock.advance(0.7)
@@ -274,7 +275,9 @@ async def test_a_slow_consumer_has_bounded_memory_and_holds_up_no_other_subscrip
     async with stage(make_journal) as s:
         slow, quick = Handler(), Handler()
         slow.hangs = set(range(5000))
-        one = await s.start(slow, name="slow", ack_timeout=None, max_buffered=50)
+        one = await s.start(
+            slow, name="slow", ack_timeout=None, tuning=SubscriptionTuning(buffer=50)
+        )
         two = await s.start(quick, name="quick")
         await s.append(*range(2000))
 

@@ -7,10 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from msgbus.journal import Journal, MemoryJournal, Record
+from msgbus.journal import Journal, MemoryJournal, Record, State
+from msgbus.journal.operations import Append
+from msgbus.resilience import RetryConfig
 from msgbus.runtime.clock import VirtualClock
-from msgbus.subscriptions import DurableSubscription, Mode, RetryTiers, SubscriptionConfig
-from msgbus.testing.conformance.journal import make_record
+from msgbus.subscriptions import (
+    DurableSubscription,
+    Mode,
+    SubscriptionConfig,
+    SubscriptionTuning,
+)
+from msgbus.testing.conformance.journal.kit import make_record
 from tests.stage import Handler, Stage, stage
 
 
@@ -54,7 +61,7 @@ async def test_a_slow_subscription_delays_no_other() -> None:
         alone = await run_fast_ones(s, lambda: None)
     async with stage(memory) as s:
         slow = Paced(s.clock, 0.1)
-        subscription = await s.start(slow, name="slow", max_buffered=50, fetch_size=20)
+        subscription = await s.start(slow, name="slow", tuning=SubscriptionTuning(buffer=50))
         buffered: list[int] = []
 
         took = await run_fast_ones(s, lambda: buffered.append(subscription.progress().buffered))
@@ -87,11 +94,11 @@ async def test_what_lies_behind_a_slow_consumer_is_not_in_memory() -> None:
         payload = b'{"number":0,"text":"%s"}' % (b"x" * 10_000)
         records = [make_record(payload=payload) for _ in range(1000)]
         for start in range(0, 1000, 100):
-            await s.shared.append(records[start : start + 100])
+            await s.shared.commit([Append(one) for one in records[start : start + 100]])
         del records
         tracemalloc.start()
         try:
-            subscription = await s.start(slow, max_buffered=50, fetch_size=25)
+            subscription = await s.start(slow, tuning=SubscriptionTuning(buffer=50))
             await s.clock.advance(100)
             _, peak = tracemalloc.get_traced_memory()
         finally:
@@ -99,7 +106,7 @@ async def test_what_lies_behind_a_slow_consumer_is_not_in_memory() -> None:
 
         assert slow.handled == 10
         assert subscription.progress().lag == 990
-        # Ten million bytes lie in the journal; a window and a page of them are in memory.
+        # Ten million bytes lie in the journal; a buffer and a page of them are in memory.
         assert peak < 3 * 75 * 10_000
 
 
@@ -123,12 +130,13 @@ async def test_a_jump_of_the_wall_clock_loses_and_doubles_nothing(mode: Mode, ju
         handler = Handler()
         handler.failures = {1: 1, 5: 2, 8: -1}
         handler.hangs = {9}
-        retry = RetryTiers(max_attempts=3, initial_delay=5.0, in_process=7.0, jitter=False)
+        retry = RetryConfig(max_retries=2, initial_delay=5.0, in_process=7.0, jitter=False)
         config = SubscriptionConfig(mode=mode, retry=retry, ack_timeout=20.0, rate_limit=50.0)
         subscription = DurableSubscription(journal, "receipts", handler, config, clock=clock)
-        await journal.append([make_record(number, key=f"k{number % 3}") for number in range(30)])
+        records = [make_record(number, key=f"k{number % 3}") for number in range(30)]
+        await journal.commit([Append(one) for one in records])
         await subscription.start()
-        epoch = subscription.engine.epoch
+        epochs = [cursor.epoch for cursor in await journal.cursors("receipts")]
 
         for _ in range(40):
             await clock.advance(1.0)
@@ -141,8 +149,9 @@ async def test_a_jump_of_the_wall_clock_loses_and_doubles_nothing(mode: Mode, ju
 
         # One is poison; the one that hung was handled once, when it was let go.
         assert sorted(handler.handled) == [number for number in range(30) if number != 8]
-        assert len(await journal.dead_letters("receipts")) == 1
+        assert (await journal.count("receipts")) == {State.DEAD: 1}
         assert subscription.progress().counts.timed_out <= 3
-        assert subscription.engine.epoch == epoch, "no lease was lost"
+        assert [one.epoch for one in await journal.cursors("receipts")] == epochs, (
+            "nothing was lost"
+        )
         await subscription.close()
-        assert await journal.count_scheduled(subscription="receipts") == 0

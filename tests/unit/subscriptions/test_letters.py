@@ -1,29 +1,29 @@
-"""What subscriptions give up is found, replayed and discarded by the dead-letter queue."""
+"""What subscriptions dead-letter is found, replayed and discarded by the dead-letter queue."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from msgbus import Event, Message
-from msgbus.errors import JournalConflictError
-from msgbus.journal import DeadLetter, Journal, operations as op
+from msgbus.journal import Journal, State
+from msgbus.journal.operations import Operation, Put
 from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,
     JournalDeadLetterStore,
     LetterStatus,
+    RetryConfig,
 )
 from msgbus.runtime.clock import VirtualClock
-from msgbus.subscriptions import Delivery, Mode, RetryTiers
-from msgbus.testing.conformance.journal import make_record
+from msgbus.subscriptions import Delivery, Mode
 from tests.stage import Handler, Stage, stage
 
 Make = Callable[[VirtualClock], Journal]
 
-ONCE = RetryTiers(max_attempts=1)
+ONCE = RetryConfig(max_retries=0)
 
 
 class Numbered(Event, name="test_letters.Numbered"):
@@ -53,8 +53,8 @@ async def queue_on(s: Stage) -> AsyncGenerator[tuple[DeadLetterQueue, Target]]:
         yield queue, target
 
 
-async def give_up(s: Stage, *numbers: int, **options: object) -> None:
-    """Have the subscription `receipts` give up on these."""
+async def dead_letter(s: Stage, *numbers: int, **options: object) -> None:
+    """Have the subscription `receipts` dead-letter these."""
     handler = Handler()
     handler.failures = dict.fromkeys(numbers, -1)
     handler.error = ValueError("password=hunter2 was wrong")
@@ -66,7 +66,7 @@ async def give_up(s: Stage, *numbers: int, **options: object) -> None:
 
 async def test_a_poison_message_is_found_with_what_it_died_of(make_journal: Make) -> None:
     async with stage(make_journal) as s, queue_on(s) as (queue, _):
-        await give_up(s, 7, retry=RetryTiers(max_attempts=3))
+        await dead_letter(s, 7, retry=RetryConfig(max_retries=2))
 
         (letter,) = await queue.find(Numbered, handler="receipts", session_id="s")
 
@@ -83,7 +83,7 @@ async def test_a_poison_message_is_found_with_what_it_died_of(make_journal: Make
 
 async def test_groups_and_counts_are_of_subscriptions_and_of_the_bus(make_journal: Make) -> None:
     async with stage(make_journal) as s, queue_on(s) as (queue, _):
-        await give_up(s, 1, 2)
+        await dead_letter(s, 1, 2)
         queue.add(
             Numbered(number=3), handler="mail", error=KeyError("k"), attempts=1,
             first_attempt=0.0, reason="not retried",
@@ -95,11 +95,8 @@ async def test_groups_and_counts_are_of_subscriptions_and_of_the_bus(make_journa
             ("receipts", "ValueError", 2),
             ("mail", "KeyError", 1),
         ]
-        assert [one.subscription for one in await s.shared.dead_letters()] == [
-            "receipts",
-            "receipts",
-            "mail",
-        ]
+        assert [one.number for one in await s.letters()] == [1, 2]
+        assert await queue.count() == 3
 
 
 @pytest.mark.parametrize(
@@ -107,36 +104,17 @@ async def test_groups_and_counts_are_of_subscriptions_and_of_the_bus(make_journa
     [
         ({"retry": ONCE}, "not retried"),
         ({"delivery": Delivery.AT_MOST_ONCE}, "not retried"),
-        ({"retry": RetryTiers(max_attempts=9, give_up_on=(ValueError,))}, "not to be retried"),
+        ({"retry": RetryConfig(max_retries=8, give_up_on=(ValueError,))}, "not to be retried"),
     ],
-    ids=["one try", "at most once", "an error that says so"],
+    ids=["one attempt", "at most once", "an error that says so"],
 )
-async def test_the_reason_says_why_it_was_given_up(
+async def test_the_reason_says_why_it_was_dead_lettered(
     make_journal: Make, options: dict[str, object], reason: str
 ) -> None:
     async with stage(make_journal) as s, queue_on(s) as (queue, _):
-        await give_up(s, 1, **options)
+        await dead_letter(s, 1, **options)
 
         assert [letter.reason for letter in await queue.find()] == [reason]
-
-
-async def test_letter_and_cursor_are_both_there_or_neither(make_journal: Make) -> None:
-    async with stage(make_journal) as s, queue_on(s) as (queue, _):
-        record = make_record(1)
-        await s.shared.append([record])
-        await s.shared.commit([op.CreateCursor("receipts", 0), op.Mark("receipts", "x")])
-        passing: list[op.Operation] = [
-            op.AddDeadLetter(DeadLetter("receipts", record, 1, "ValueError: no", 1.0)),
-            op.MoveCursor("receipts", 1),
-        ]
-
-        with pytest.raises(JournalConflictError):
-            await s.shared.commit([*passing, op.Mark("receipts", "x", once=True)])
-
-        assert (await queue.count(status=None), await s.position()) == (0, 0)
-
-        await s.shared.commit(passing)
-        assert (await queue.count(status=None), await s.position()) == (1, 1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -148,8 +126,8 @@ async def test_a_process_that_dies_leaves_letter_and_cursor_in_step(
         handler.failures = {1: -1}
         await s.append(1)
 
-        def die(operations: object) -> None:
-            if "AddDeadLetter" in repr(operations):
+        def die(operations: Sequence[Operation]) -> None:
+            if any(isinstance(one, Put) and one.row.state is State.DEAD for one in operations):
                 process.die()
 
         if when == "before":
@@ -158,17 +136,26 @@ async def test_a_process_that_dies_leaves_letter_and_cursor_in_step(
             process.after_commit = die
         await s.start(handler, process=process, retry=ONCE)
         await s.until(lambda: process.is_dead)
+        assert await queue.count() == (0 if when == "before" else 1)
 
-        expected = 0 if when == "before" else 1
-        assert (await queue.count(), await s.position()) == (expected, expected)
+        second = Handler()
+        again = await s.start(second, retry=ONCE)
+        await s.until(lambda: again.progress().last_acked == 1)
+        await again.caught_up()
+
+        # It is delivered again exactly if there is no letter.
+        assert second.numbers == ([1] if when == "before" else [])
+        assert second.handled == second.numbers
+        assert await queue.count() == (0 if when == "before" else 1)
+        assert await s.position() == 1
 
 
 async def test_a_replayed_letter_goes_to_the_handler_and_is_open_no_more(
     make_journal: Make,
 ) -> None:
     async with stage(make_journal) as s, queue_on(s) as (queue, target):
-        await give_up(s, 4)
-        (before,) = await s.shared.dead_letters("receipts")
+        await dead_letter(s, 4)
+        (before,) = await s.letters()
 
         report = await queue.replay_all()
 
@@ -176,7 +163,7 @@ async def test_a_replayed_letter_goes_to_the_handler_and_is_open_no_more(
         ((message, handler),) = target.seen
         assert (message, handler) == (Numbered(number=4), "receipts")
         assert (message.message_id, message.session_id) == (before.record.message_id, "s")
-        assert (await queue.find(), queue.size, await s.shared.dead_letters()) == ([], 0, [])
+        assert (await queue.find(), queue.size, await s.letters()) == ([], 0, [])
         (done,) = await queue.find(status=LetterStatus.REPLAYED)
         assert done.replays == 1
         assert (await queue.replay_all()).matched == 0
@@ -184,40 +171,23 @@ async def test_a_replayed_letter_goes_to_the_handler_and_is_open_no_more(
 
 async def test_a_replay_that_fails_keeps_everything_but_the_error(make_journal: Make) -> None:
     async with stage(make_journal) as s, queue_on(s) as (queue, target):
-        await give_up(s, 4)
-        (before,) = await s.shared.dead_letters("receipts")
+        await dead_letter(s, 4)
+        (before,) = await s.letters()
         target.error = KeyError("again")
 
         await queue.replay_all()
 
-        (after,) = await s.shared.dead_letters("receipts")
+        (after,) = await s.letters()
         assert after.record == before.record
         assert after.record.offset == 1
-        assert (after.attempts, after.error_type) == (2, "KeyError")
-
-
-async def test_a_message_that_dies_again_after_a_seek_is_the_same_letter(
-    make_journal: Make,
-) -> None:
-    async with stage(make_journal) as s, queue_on(s) as (queue, _):
-        await give_up(s, 4)
-        await queue.replay_all()
-        handler = Handler()
-        handler.failures = {4: -1}
-        await s.shared.commit([op.SeekCursor("receipts", 0)])
-
-        subscription = await s.start(handler, retry=ONCE)
-        await s.until(lambda: subscription.progress().counts.dead_lettered == 1)
-
-        (letter,) = await queue.find(status=None)
-        assert (letter.status, letter.attempts) == (LetterStatus.DEAD, 2)
+        assert (after.row.attempt, after.letter.error_type) == (2, "KeyError")
 
 
 async def test_an_edited_letter_is_a_new_message_for_the_same_subscription(
     make_journal: Make,
 ) -> None:
     async with stage(make_journal) as s, queue_on(s) as (queue, target):
-        await give_up(s, 4)
+        await dead_letter(s, 4)
         (letter,) = await queue.find()
 
         new = await queue.edit(letter, number=5)
@@ -225,7 +195,7 @@ async def test_an_edited_letter_is_a_new_message_for_the_same_subscription(
 
         assert target.seen == [(Numbered(number=5), "receipts")]
         assert new.causation_id == letter.message_id
-        assert await s.shared.dead_letters() == []
+        assert await s.letters() == []
 
 
 async def test_a_discarded_letter_parks_its_key_no_more(make_journal: Make) -> None:
@@ -235,15 +205,15 @@ async def test_a_discarded_letter_parks_its_key_no_more(make_journal: Make) -> N
         poison.failures = {1: -1}
         await s.append_keyed((1, "k"), (2, "k"))
         subscription = await s.start(poison, **options)
-        await s.until(lambda: subscription.progress().counts.dead_lettered == 2)
+        await s.until(lambda: subscription.progress().counts.dead_lettered == 1)
         await subscription.close()
-        assert [one.reason for one in await queue.find()] == ["not retried", "key parked"]
+        (letter,) = await queue.find()
+        assert [row.state for row in await s.rows()] == [State.DEAD, State.PARKED]
 
-        for letter in await queue.find():
-            await queue.discard(letter, "the order was cancelled")
+        await queue.discard(letter, "the order was cancelled")
         await s.append_keyed((3, "k"))
         handler = Handler()
         await s.start(handler, **options)
 
-        await s.until(lambda: handler.handled == [3])
+        await s.until(lambda: handler.handled == [2, 3])
         assert poison.handled == []

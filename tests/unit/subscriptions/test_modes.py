@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 import anyio
 import pytest
 
 from msgbus import ConfigurationError
-from msgbus.errors import BusStateError, CursorError, SettleTimeoutError
-from msgbus.journal import AckLevel, Journal, Record
+from msgbus.errors import BusStateError, SettleTimeoutError
+from msgbus.journal import Journal, Record
+from msgbus.resilience import RetryConfig
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import (
     Dispatcher,
+    DurableSubscription,
     Mode,
     Standing,
     StartAt,
     SubscriptionEngine,
 )
+from msgbus.subscriptions.progress import start_offset
 from tests.stage import Handler, stage
 
 Make = Callable[[VirtualClock], Journal]
@@ -39,6 +42,7 @@ async def test_everything_is_delivered_and_the_cursor_ends_at_the_head(
         assert sorted(handler.numbers) == list(range(300))
         assert head == 300
         assert await s.position() == 300
+        assert await s.rows() == []
         assert await subscription.close() == 0
 
 
@@ -232,7 +236,7 @@ async def test_a_subscription_that_exists_goes_on_where_it_was(make_journal: Mak
         await again.caught_up()
 
         assert second.numbers == [3]
-        assert again.engine.epoch == 2
+        assert [cursor.epoch for cursor in await s.cursors()] == [2]
 
 
 async def test_pause_holds_back_and_resume_goes_on(make_journal: Make) -> None:
@@ -287,10 +291,10 @@ async def test_a_time_out_of_caught_up_names_the_subscription(make_journal: Make
             group.start_soon(wait)
             await s.until(lambda: bool(raised))
 
-        assert raised[0].busy == ("receipts",)
+        assert raised[0].busy == ("receipts at offset 0 of 1",)
 
 
-async def test_closing_waits_for_what_is_in_hand(make_journal: Make) -> None:
+async def test_closing_waits_for_what_is_in_flight(make_journal: Make) -> None:
     async with stage(make_journal) as s:
         handler = Handler()
         handler.hangs = {1}
@@ -310,9 +314,9 @@ async def test_closing_waits_for_what_is_in_hand(make_journal: Make) -> None:
 
         assert left == [0]
         assert handler.numbers == [1]
-        cursor = await s.shared.cursor("receipts")
-        assert cursor is not None
-        assert (cursor.offset, cursor.is_clean) == (1, True)
+        (cursor,) = await s.cursors()
+        assert (cursor.acked, cursor.fetched, cursor.owner) == (1, 1, None)
+        assert await s.rows() == []
 
 
 async def test_closing_out_of_time_says_what_it_left(make_journal: Make) -> None:
@@ -326,6 +330,59 @@ async def test_closing_out_of_time_says_what_it_left(make_journal: Make) -> None
         assert await subscription.close(timeout=0) == 1
         assert await s.position() == 0
         assert subscription.progress().standing is Standing.CLOSED
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_what_a_close_left_needs_no_recovery_and_keeps_its_order(
+    make_journal: Make, mode: Mode
+) -> None:
+    async with stage(make_journal) as s:
+        first, second = Handler(), Handler()
+        first.hangs = {2}
+        await s.append_keyed(*((number, "ab"[number % 2]) for number in range(12)))
+        subscription = await s.start(first, mode=mode, max_in_flight=2)
+        await s.until(lambda: 2 in first.numbers)
+        await s.written()
+        assert await subscription.close(timeout=0) == 1
+        assert all(row.alone is False for row in await s.rows())
+
+        recovering: list[bool] = []
+
+        async def consume(record: Record, attempt: int) -> None:
+            recovering.append(again.progress().is_recovering)
+            await second(record, attempt)
+
+        again = s.make(consume, mode=mode)
+        await again.start()
+        await s.until(lambda: len({*first.handled, *second.handled}) == 12)
+        await again.caught_up()
+
+        assert not any(recovering)
+        assert set(first.handled).isdisjoint(second.handled)
+        assert {attempt for _, attempt in second.seen} == {1}
+        if mode is not Mode.SHARED:
+            for key in (0, 1):
+                own = [number for number in second.handled if number % 2 == key]
+                assert own == sorted(own)
+        assert await s.rows() == []
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_retry_in_process_is_handed_on_by_a_close(make_journal: Make, mode: Mode) -> None:
+    async with stage(make_journal) as s:
+        first, second = Handler(), Handler()
+        first.failures = {1: 1}
+        await s.append_keyed((1, "a"), (2, "a"))
+        retry = RetryConfig(initial_delay=4.0, jitter=False)
+        subscription = await s.start(first, mode=mode, retry=retry)
+        await s.until(lambda: subscription.progress().waiting == 1)
+        assert await subscription.close() == 0
+
+        again = await s.start(second, mode=mode, retry=retry)
+        await again.caught_up()
+
+        assert second.attempts(1) == [2]
+        assert sorted([*first.handled, *second.handled]) == [1, 2]
 
 
 async def test_wrong_set_ups_are_refused(make_journal: Make) -> None:
@@ -342,11 +399,32 @@ async def test_wrong_set_ups_are_refused(make_journal: Make) -> None:
         with pytest.raises(BusStateError, match="started before"):
             await engine.start()
         await engine.close()
-        demanding = s.make(Handler(), name="y", require=AckLevel.QUORUM)
-        with pytest.raises(ConfigurationError, match="requires QUORUM"):
+        demanding = s.make(Handler(), name="y", require="quorum")
+        with pytest.raises(ConfigurationError, match="requires 'quorum'"):
             await demanding.start()
-        with pytest.raises(CursorError, match="beyond the head"):
+        with pytest.raises(ConfigurationError, match="beyond the head"):
             await s.make(Handler(), name="z", start=1000).start()
+        await s.start(Handler(), name="twice")
+        with pytest.raises(ConfigurationError, match="through this journal object already"):
+            await s.start(Handler(), name="twice")
+
+
+async def test_of_two_of_one_name_that_start_at_once_one_is_refused(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        refused: list[str] = []
+
+        async def start(subscription: DurableSubscription) -> None:
+            try:
+                await subscription.start()
+            except ConfigurationError as error:
+                refused.append(str(error))
+
+        async with anyio.create_task_group() as tasks:
+            for one in [s.make(Handler(), name="twice") for _ in range(2)]:
+                tasks.start_soon(start, one)
+
+        (message,) = refused
+        assert "through this journal object already" in message
 
 
 async def test_a_seek_that_asks_the_journal_while_the_subscription_ends_is_told(
@@ -355,14 +433,13 @@ async def test_a_seek_that_asks_the_journal_while_the_subscription_ends_is_told(
     async with stage(make_journal) as s:
         await s.append(1)
         subscription = await s.start(Handler())
-        resolve = subscription.engine.resolve
 
-        async def slowly(start: StartAt) -> int:
+        async def slowly(journal: Journal, start: StartAt) -> int:
             await subscription.close(timeout=0)
-            return await resolve(start)
+            return await start_offset(journal, start)
 
-        monkeypatch.setattr(subscription.engine, "resolve", slowly)
-        with anyio.fail_after(5), pytest.raises(BusStateError, match="is closed here now"):
+        monkeypatch.setattr("msgbus.subscriptions.engine.start_offset", slowly)
+        with anyio.fail_after(5), pytest.raises(BusStateError, match="is closed here"):
             await subscription.seek(1)
 
 
@@ -375,19 +452,36 @@ async def test_who_waits_for_a_subscription_that_ends_is_told(make_journal: Make
         await s.until(lambda: handler.numbers == [1])
         told: list[str] = []
 
-        async def wait(what: Callable[[], Awaitable[object]]) -> None:
+        async def wait() -> None:
             try:
-                await what()
+                await subscription.caught_up()
             except BusStateError as error:
                 told.append(str(error))
 
         async with anyio.create_task_group() as group:
-            group.start_soon(wait, subscription.caught_up)
-            group.start_soon(wait, lambda: subscription.seek(1))
+            group.start_soon(wait)
             await s.clock.advance(1)
             await subscription.close(timeout=0)
 
-        assert len(told) == 2
-        assert all("is closed here now" in text for text in told)
+        assert len(told) == 1
+        assert "is closed here" in told[0]
         with pytest.raises(BusStateError, match="is closed here"):
             await subscription.caught_up(1)
+        with pytest.raises(BusStateError, match="is closed here"):
+            await subscription.seek(1)
+
+
+async def test_a_seek_cancels_what_is_delivered_again(make_journal: Make) -> None:
+    async with stage(make_journal) as s:
+        handler = Handler()
+        handler.hangs = {1}
+        await s.append(1)
+        subscription = await s.start(handler, ack_timeout=None)
+        await s.until(lambda: handler.numbers == [1])
+
+        await subscription.seek(1)
+        handler.hangs.clear()
+        await subscription.caught_up()
+
+        assert handler.seen == [(1, 1), (1, 1)]
+        assert handler.handled == [1]

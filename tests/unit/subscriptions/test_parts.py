@@ -1,8 +1,7 @@
-"""The parts without I/O: cursor, window, dispatcher, rate, verdict, config."""
+"""The parts without I/O: partition, state, dispatcher, decision, config."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from datetime import UTC, datetime
 from random import Random
 
@@ -12,225 +11,243 @@ from hypothesis import given, strategies as st
 from pydantic import ValidationError
 
 from msgbus import ConfigurationError, Refusal
-from msgbus.journal import Record
+from msgbus.journal import Cursor, Member, Order, Record, Selection, State
+from msgbus.journal.operations import Drop, Pass, Put
+from msgbus.journal.ports import Claim, Scan
+from msgbus.resilience import RetryConfig
+from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import (
+    Consume,
     Delivery,
     Dispatcher,
     Mode,
     Poison,
-    RetryTiers,
     StartAt,
     SubscriptionConfig,
+    SubscriptionTuning,
 )
-from msgbus.subscriptions.cursor import SafeCursor
-from msgbus.subscriptions.dispatcher import Consumer, Deliver
-from msgbus.subscriptions.verdict import Fate, judge
-from msgbus.subscriptions.window import Entry, Window
-from msgbus.testing.conformance.journal import make_record
+from msgbus.subscriptions.decision import FailureDecision, Next, decide, reason_of
+from msgbus.subscriptions.in_flight import InFlight
+from msgbus.subscriptions.partition import Partition
+from msgbus.subscriptions.partitioned import PartitionedState
+from msgbus.testing.conformance.journal.kit import make_record
 from tests.fakes import logged
+
+MEMBER = Member(1, "process", {}, 0)
 
 
 async def nothing(record: Record, attempt: int) -> None:
     pass
 
 
-def entry(offset: int, key: str | None = None) -> Entry:
-    return Entry(make_record(offset)._replace(offset=offset), key)
+def cursor_at(offset: int) -> Cursor:
+    return Cursor("receipts", 0, offset, offset, 1, 1)
 
 
-SOMEBODY = Consumer("somebody", nothing, 10)
+# -- a partition ---------------------------------------------------------------------------
 
 
-def taken(window: Window) -> list[int]:
-    """Everything that goes out now, in order."""
-    offsets: list[int] = []
-    while window.peek() is not None:
-        offsets.append(window.take(SOMEBODY, float("inf")).offset)
-    return offsets
+def read(partition: Partition, offset: int) -> InFlight:
+    """Hand out the message of an offset."""
+    record = make_record(offset)._replace(offset=offset)
+    one = InFlight("receipts", record, 1, None, MEMBER, partition)
+    partition.order.append(one)
+    partition.looked = offset
+    return one
 
 
-# -- the cursor ----------------------------------------------------------------------------
+def pass_by(partition: Partition, offset: int) -> None:
+    """Look at messages up to an offset that are not for it."""
+    partition.looked = max(partition.looked, offset)
+    partition.advance()
 
 
-def test_the_cursor_moves_over_what_is_done_and_stops_at_what_is_open() -> None:
-    cursor = SafeCursor(10)
-    for offset in (12, 15, 21):
-        cursor.read(offset)
-
-    assert cursor.done(15)
-    assert cursor.position == 10
-    assert cursor.done(12)
-    assert cursor.position == 15
-    assert cursor.done(21)
-    assert cursor.position == 21
-    assert not cursor.done(21)
-    assert cursor.open == 0
+def done(one: InFlight) -> int:
+    """End a delivery; return how far everything is done."""
+    assert one.partition is not None
+    one.is_ended = True
+    one.partition.advance()
+    return one.partition.acked
 
 
-def test_the_cursor_moves_over_what_is_not_for_it() -> None:
-    cursor = SafeCursor(0)
-    cursor.pass_by(5)
-    assert cursor.position == 5
-    cursor.read(7)
-    cursor.pass_by(9)
-    cursor.pass_by(12)
-    assert cursor.position == 5
-    cursor.done(7)
-    assert cursor.position == 12
-    cursor.pass_by(3)
-    assert (cursor.position, cursor.looked) == (12, 12)
+def test_a_partition_moves_over_what_is_done_and_stops_at_what_is_open() -> None:
+    partition = Partition(cursor_at(10))
+    twelve, fifteen, later = (read(partition, offset) for offset in (12, 15, 21))
+
+    assert done(fifteen) == 10
+    assert done(twelve) == 15
+    assert not partition.is_idle
+    assert done(later) == 21
+    assert partition.is_idle
 
 
-def test_the_cursor_is_dirty_until_a_write_has_succeeded() -> None:
-    cursor = SafeCursor(0)
-    cursor.read(1)
-    cursor.read(2)
-    cursor.done(1)
-    assert (cursor.is_dirty, cursor.acks) == (True, 1)
-    writing = cursor.position
-    cursor.done(2)
-
-    cursor.written(writing)
-    assert cursor.is_dirty
-    cursor.written(cursor.position)
-    assert not cursor.is_dirty
-    cursor.written(1)
-    assert cursor.persisted == 2
-
-
-def test_the_cursor_tells_where_it_would_be() -> None:
-    cursor = SafeCursor(0)
-    for offset in (1, 2, 3, 4):
-        cursor.read(offset)
-    cursor.done(2)
-
-    assert cursor.position_after(()) == 0
-    assert cursor.position_after({1}) == 2
-    assert cursor.position_after({1, 3}) == 3
-    assert cursor.position == 0
-
-
-def test_offsets_must_be_read_in_order() -> None:
-    cursor = SafeCursor(5)
-    with pytest.raises(ValueError, match="after 5"):
-        cursor.read(5)
+def test_a_partition_moves_over_what_is_not_for_it() -> None:
+    partition = Partition(cursor_at(0))
+    pass_by(partition, 5)
+    assert partition.acked == 5
+    seven = read(partition, 7)
+    pass_by(partition, 9)
+    pass_by(partition, 12)
+    assert partition.acked == 5
+    assert done(seven) == 12
+    pass_by(partition, 3)
+    assert (partition.acked, partition.looked) == (12, 12)
 
 
 @given(
     steps=st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=40),
     order=st.randoms(use_true_random=False),
 )
-def test_the_cursor_never_passes_what_is_open_and_ends_at_the_last(
+def test_a_partition_never_passes_what_is_open_and_ends_at_the_last(
     steps: list[tuple[int, bool]], order: Random
 ) -> None:
-    cursor = SafeCursor(0)
+    partition = Partition(cursor_at(0))
     offset = 0
-    left: list[int] = []
+    left: list[InFlight] = []
     for gap, is_mine in steps:
         offset += gap
         if is_mine:
-            cursor.read(offset)
-            left.append(offset)
+            left.append(read(partition, offset))
         else:
-            cursor.pass_by(offset)
+            pass_by(partition, offset)
     order.shuffle(left)
-    before = cursor.position
+    before = partition.acked
     while left:
-        assert cursor.position < min(left)
-        cursor.done(left.pop())
-        assert cursor.position >= before
-        before = cursor.position
-    assert cursor.position == offset
+        assert partition.acked < min(one.offset for one in left)
+        assert done(left.pop()) >= before
+        before = partition.acked
+    assert partition.acked == offset
 
 
-# -- the window ----------------------------------------------------------------------------
+# -- the state of a subscription -----------------------------------------------------------
 
 
-def test_exclusive_hands_nothing_out_behind_a_message_that_waits() -> None:
-    window = Window(Mode.EXCLUSIVE)
-    entries = [entry(1), entry(2), entry(3)]
-    for one in entries:
-        window.add(one)
-    first = window.take(SOMEBODY, 30.0)
-    window.fail(first, ValueError())
-    assert taken(window) == []
-    window.wait(first, 5.0)
-    assert (taken(window), window.next_due(), window.due(4.9)) == ([], 5.0, [])
+def state_of(order: Order, *messages: tuple[int, str | None], limit: int = 9) -> PartitionedState:
+    """A state that was handed these messages, in one commit."""
+    state = PartitionedState(
+        "receipts", Selection(order=order), VirtualClock(), max_in_flight=limit
+    )
+    state.begin(MEMBER)
+    state.add(cursor_at(0), ())
+    records = [make_record(offset, key=key)._replace(offset=offset) for offset, key in messages]
+    state.head = messages[-1][0]
+    page = state.next_page()
+    assert page is not None
+    state.take_page(page[1], Scan(records, state.head))
+    state.operations([], state.head)
+    state.committed(True)
+    return state
 
-    assert window.due(5.0) == [first]
-    window.ready(first)
-    assert taken(window) == [1, 2, 3]
+
+def taken(state: PartitionedState) -> list[int]:
+    """Everything that goes out now, in order."""
+    offsets = [one.offset for one in state.ready]
+    state.ready.clear()
+    return offsets
 
 
-def test_shared_goes_on_while_a_message_waits() -> None:
-    window = Window(Mode.SHARED)
-    for offset in (1, 2, 3):
-        window.add(entry(offset))
-    first = window.take(SOMEBODY, 30.0)
-    window.wait(first, 5.0)
+def of(state: PartitionedState, offset: int) -> InFlight:
+    return next(one for one in state.in_flight if one.offset == offset)
 
-    assert taken(window) == [2, 3]
-    window.ready(first)
-    assert taken(window) == [1]
+
+def written(state: PartitionedState) -> list[object]:
+    """What the next commit writes; it succeeds."""
+    operations: list[object] = [*state.operations([], state.head)]
+    state.committed(True)
+    return operations
+
+
+def test_exclusive_hands_out_nothing_behind_a_message_that_is_not_done() -> None:
+    state = state_of(Order.LOG, (1, None), (2, None), (3, None), limit=1)
+    assert taken(state) == [1]
+    assert taken(state) == []
+
+    state.acknowledge(of(state, 1))
+    assert taken(state) == [2]
+
+
+def test_exclusive_parks_what_is_behind_a_message_that_waits_for_a_retry() -> None:
+    state = state_of(Order.LOG, (1, None), (2, None), (3, None), limit=1)
+    state.set_aside(of(state, 1), State.WAITING, due=5.0)
+
+    rows = [one.row for one in written(state) if isinstance(one, Put)]
+    assert [(row.offset, row.state) for row in rows] == [
+        (1, State.WAITING),
+        (2, State.PARKED),
+        (3, State.PARKED),
+    ]
+    assert not state.in_flight
+    assert not state.is_behind
 
 
 def test_key_shared_hands_out_one_message_of_a_key_at_a_time() -> None:
-    window = Window(Mode.KEY_SHARED)
-    entries = {
-        offset: entry(offset, key)
-        for offset, key in [(1, "a"), (2, "a"), (3, "b"), (4, None), (5, None), (6, "a")]
-    }
-    for one in entries.values():
-        window.add(one)
+    state = state_of(Order.KEY, (1, "a"), (2, "a"), (3, "b"), (4, None), (5, None), (6, "a"))
 
-    assert taken(window) == [1, 3, 4, 5]
-    window.fail(entries[1], ValueError())
-    assert taken(window) == []
-    window.wait(entries[1], 1.0)
-    window.ready(entries[1])
-    assert taken(window) == [1]
-    window.remove(entries[1])
-    assert taken(window) == [2]
-    window.remove(entries[6])
-    window.remove(entries[2])
-    assert taken(window) == []
-    assert len(window) == 3
+    assert taken(state) == [1, 3, 4, 5]
+    state.acknowledge(of(state, 1))
+    assert taken(state) == [2]
+    state.acknowledge(of(state, 2))
+    assert taken(state) == [6]
+    assert len(state.in_flight) == 4
 
 
-def test_a_late_answer_counts_until_the_message_goes_out_again() -> None:
-    window = Window(Mode.SHARED)
-    one = entry(1)
-    window.add(one)
-    window.take(SOMEBODY, 5.0)
-    token = one.token
-    assert window.overdue(4.9) == []
-    assert window.overdue(5.0) == [one]
+def test_key_shared_goes_on_with_other_keys_while_one_waits() -> None:
+    state = state_of(Order.KEY, (1, "a"), (2, "a"), (3, "b"), (4, "b"))
+    assert taken(state) == [1, 3]
+    state.set_aside(of(state, 1), State.WAITING, due=5.0)
+    state.acknowledge(of(state, 3))
 
-    window.fail(one, TimeoutError())
-    assert window.accepts(one, token)
-    window.wait(one, 6.0)
-    assert window.accepts(one, token)
-    window.ready(one)
-    window.take(SOMEBODY, 11.0)
-    assert not window.accepts(one, token)
-    assert window.accepts(one, one.token)
-    window.remove(one)
-    assert not window.accepts(one, one.token)
+    rows = [one.row.offset for one in written(state) if isinstance(one, Put)]
+    assert rows == [1, 2]
+    assert taken(state) == [4]
 
 
-def test_the_window_knows_who_has_what_and_what_is_oldest() -> None:
-    window = Window(Mode.SHARED)
-    other = Consumer("other", nothing, 1)
-    for offset in (3, 4):
-        window.add(entry(offset))
-    window.take(SOMEBODY, 1.0)
-    window.take(other, 1.0)
+def test_the_cursor_is_dirty_until_a_commit_has_kept_it() -> None:
+    state = state_of(Order.LOG, (1, None), (2, None))
+    for one in list(state.in_flight):
+        state.acknowledge(one)
+    assert state.is_dirty
 
-    assert [one.offset for one in window.held_by(other)] == [4]
-    assert window.oldest is not None
-    assert window.oldest.offset == 3
-    assert 3 in window
-    assert window.get(9) is None
+    (refused,) = state.operations([], 2)
+    state.committed(False)
+    assert state.is_dirty
+    assert written(state) == [refused]
+    assert isinstance(refused, Pass)
+    assert (refused.acked, refused.fetched) == (2, 2)
+    assert not state.is_dirty
+
+
+def test_an_answer_of_a_message_that_others_have_does_not_count() -> None:
+    state = state_of(Order.LOG, (1, None))
+    one = of(state, 1)
+    state.lose({0: cursor_at(0)._replace(owner=2, epoch=2)})
+
+    state.acknowledge(one)
+
+    assert (state.counts.acked, state.counts.stale) == (0, 1)
+    assert not state.is_dirty
+
+
+def test_a_claimed_row_is_dropped_with_its_acknowledgement() -> None:
+    state = state_of(Order.KEY, (1, "a"))
+    state.set_aside(of(state, 1), State.WAITING, due=5.0)
+    (put,) = [one for one in written(state) if isinstance(one, Put)]
+    row = put.row.moved(State.CLAIMED, time=6.0, owner=MEMBER.id)
+    (again,) = state.admit_claims([Claim(row, make_record(1, key="a")._replace(offset=1))])
+    assert again.attempt == 2
+
+    state.acknowledge(again)
+
+    assert [one for one in written(state) if isinstance(one, Drop)] == [Drop(row)]
+
+
+@pytest.mark.parametrize(("buffer", "limit", "room"), [(5, 1, 5), (5, 8, 8), (1000, 1, 64)])
+def test_no_more_is_handed_out_than_the_buffer_takes(buffer: int, limit: int, room: int) -> None:
+    clock = VirtualClock()
+    state = PartitionedState("s", Selection(), clock, max_in_flight=limit, buffer=buffer)
+    state.begin(MEMBER)
+
+    assert state.room() == room
 
 
 # -- the dispatcher ------------------------------------------------------------------------
@@ -241,22 +258,22 @@ def test_shared_takes_turns_and_passes_by_who_is_busy() -> None:
     a, b, c = (dispatcher.add_consumer(name, nothing) for name in "abc")
 
     assert [dispatcher.choose() for _ in range(4)] == [a, b, c, None]
-    b.in_hand = 0
-    assert dispatcher.free == 1
+    b.in_flight = 0
     assert dispatcher.choose() is b
+    assert dispatcher.choose() is None
 
 
-def test_exclusive_has_one_taker_and_an_heir() -> None:
+def test_exclusive_has_one_consumer_and_a_next_one() -> None:
     dispatcher = Dispatcher.non_reliable_exclusive()
     first = dispatcher.add_consumer("first", nothing, max_in_flight=2)
-    heir = dispatcher.add_consumer("heir", nothing)
+    second = dispatcher.add_consumer("second", nothing)
 
     assert [dispatcher.choose() for _ in range(3)] == [first, first, None]
     assert dispatcher.remove_consumer("first")
     assert not dispatcher.remove_consumer("first")
-    assert dispatcher.choose() is heir
-    with pytest.raises(ConfigurationError, match="already a consumer 'heir'"):
-        dispatcher.add_consumer("heir", nothing)
+    assert dispatcher.choose() is second
+    with pytest.raises(ConfigurationError, match="already a consumer 'second'"):
+        dispatcher.add_consumer("second", nothing)
 
 
 async def test_an_unreliable_dispatcher_counts_what_it_cannot_place(
@@ -285,7 +302,7 @@ async def test_an_unreliable_dispatcher_counts_what_it_cannot_place(
         assert results == [True, True, True]
         assert seen == [1, 2, 3]
         assert (dispatcher.dropped, dispatcher.failed, dispatcher.handled) == (1, 1, 2)
-        assert consumer.in_hand == 0
+        assert consumer.in_flight == 0
         [row] = logged(caplog, "unreliable_delivery_failed")
         assert row["consumer"] == "only"
         assert "hunter2" not in str(row)
@@ -307,7 +324,7 @@ class Slow:
 
 
 async def test_an_unreliable_dispatch_never_waits_for_a_slow_consumer() -> None:
-    """Point 13: fire and forget, as the source says."""
+    """Fire and forget."""
     for dispatcher in (Dispatcher.non_reliable_exclusive(), Dispatcher.non_reliable_shared()):
         slow = Slow()
         dispatcher.add_consumer("slow", slow, max_in_flight=2)
@@ -325,12 +342,12 @@ async def test_an_unreliable_dispatch_never_waits_for_a_slow_consumer() -> None:
 
 
 async def test_an_unreliable_dispatch_spreads_over_those_who_are_free() -> None:
-    """Point 13: while one is busy, the others get its share and nothing is dropped."""
+    """While one is busy, the others get its share and nothing is dropped."""
     dispatcher = Dispatcher.non_reliable_shared()
     slow = Slow()
     got: dict[str, int] = {"b": 0, "c": 0}
 
-    def fast(name: str) -> Deliver:
+    def fast(name: str) -> Consume:
         async def deliver(record: Record, attempt: int) -> None:
             got[name] += 1
 
@@ -352,7 +369,7 @@ async def test_an_unreliable_dispatch_spreads_over_those_who_are_free() -> None:
 
 
 async def test_who_does_not_wait_misses_nothing_however_fast_it_comes() -> None:
-    """Point 13: a publisher in a tight loop gives a quick consumer its turn."""
+    """A publisher in a tight loop gives a quick consumer its turn."""
     for dispatcher in (Dispatcher.non_reliable_exclusive(), Dispatcher.non_reliable_shared()):
         seen: list[int] = []
 
@@ -368,53 +385,23 @@ async def test_who_does_not_wait_misses_nothing_however_fast_it_comes() -> None:
 
 
 async def test_a_consumer_that_is_let_go_finishes_what_it_has() -> None:
-    """Point 13: and the next in line takes what comes."""
+    """And the next in line takes what comes."""
     dispatcher = Dispatcher.non_reliable_exclusive()
-    first, heir = Slow(), Slow()
+    first, second = Slow(), Slow()
     dispatcher.add_consumer("first", first)
-    dispatcher.add_consumer("heir", heir)
+    dispatcher.add_consumer("second", second)
 
     assert await dispatcher.dispatch(make_record(1))
     assert dispatcher.remove_consumer("first")
     assert await dispatcher.dispatch(make_record(2))
-    for one in (first, heir):
+    for one in (first, second):
         one.release.set()
     await dispatcher.settled()
 
-    assert (first.ended, heir.ended) == ([1], [2])
-
-
-class Eager:
-    """Begins when it is handed a message, not when its task gets a turn."""
-
-    is_eager = True
-
-    def __init__(self) -> None:
-        self.begun: list[int] = []
-
-    def __call__(self, record: Record, attempt: int) -> Awaitable[None]:
-        self.begun.append(record.json()["number"])
-        if self.begun[-1] == 2:
-            raise ValueError
-        return nothing(record, attempt)
-
-
-async def test_an_eager_consumer_begins_in_order_and_its_failure_is_counted() -> None:
-    """Point 13."""
-    dispatcher = Dispatcher.non_reliable_exclusive()
-    eager = Eager()
-    consumer = dispatcher.add_consumer("eager", eager, max_in_flight=5)
-
-    for number in (1, 2, 3):
-        assert await dispatcher.dispatch(make_record(number))
-    assert eager.begun == [1, 2, 3]
-    await dispatcher.settled()
-
-    assert (dispatcher.handled, dispatcher.failed, consumer.in_hand) == (2, 1, 0)
+    assert (first.ended, second.ended) == ([1], [2])
 
 
 async def test_a_dispatcher_with_an_engine_is_not_fed_by_hand() -> None:
-    """Point 13."""
     dispatcher = Dispatcher.reliable_shared(NoFeed())
 
     with pytest.raises(ConfigurationError, match="fed by its engine"):
@@ -423,52 +410,53 @@ async def test_a_dispatcher_with_an_engine_is_not_fed_by_hand() -> None:
 
 class NoFeed:
     def attach(self, dispatcher: Dispatcher) -> None: ...
-    def consumer_joined(self) -> None: ...
-    def consumer_left(self, consumer: Consumer) -> None: ...
+    def consumers_changed(self) -> None: ...
 
 
-# -- verdict, config -----------------------------------------------------------------------
+# -- decision, config ----------------------------------------------------------------------
+
+RETRY = RetryConfig(
+    max_retries=2, initial_delay=1.0, exponential_base=20.0, max_delay=60.0, in_process=10.0,
+    jitter=False,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("mode", "key", "attempt", "fate", "delay"),
+    ("attempt", "error", "then", "pause"),
     [
-        (Mode.SHARED, None, 1, Fate.RETRY, 1.0),
-        (Mode.EXCLUSIVE, None, 2, Fate.KEEP_DATE, 20.0),
-        (Mode.SHARED, "a", 2, Fate.SCHEDULE, 20.0),
-        (Mode.KEY_SHARED, "a", 2, Fate.KEEP_DATE, 20.0),
-        (Mode.KEY_SHARED, None, 2, Fate.SCHEDULE, 20.0),
-        (Mode.SHARED, None, 3, Fate.DEAD_LETTER, 0.0),
+        (1, ValueError(), Next.RETRY, 1.0),
+        (2, ValueError(), Next.LATER, 20.0),
+        (3, ValueError(), Next.DEAD, 0.0),
+        (1, Refusal("no"), Next.DEAD, 0.0),
+        (2, None, Next.LATER, 20.0),
+        (3, None, Next.DEAD, 0.0),
     ],
 )
-def test_what_becomes_of_a_failure(
-    mode: Mode, key: str | None, attempt: int, fate: Fate, delay: float
+def test_what_follows_from_a_failure(
+    attempt: int, error: Exception | None, then: Next, pause: float
 ) -> None:
-    retry = RetryTiers(max_attempts=3, initial_delay=1.0, exponential_base=20.0, in_process=10.0)
-    one = entry(1, key)
-    one.attempt = attempt
-
-    assert judge(SubscriptionConfig(mode=mode, retry=retry), mode, one, ValueError(), 0.5) == (
-        fate,
-        delay,
-    )
+    assert decide(RETRY, Poison.DEAD_LETTER, attempt, error) == FailureDecision(then, pause)
 
 
-def test_pauses_grow_to_a_bound() -> None:
-    retry = RetryTiers(initial_delay=1.0, exponential_base=3.0, max_delay=20.0)
-    assert [retry.delay(attempt) for attempt in (1, 2, 3, 4, 10_000)] == [1, 3, 9, 20, 20]
-    assert RetryTiers(initial_delay=0.0).delay(10_000) == 0.0
+@pytest.mark.parametrize(
+    ("poison", "then"),
+    [(Poison.DEAD_LETTER, Next.DEAD), (Poison.DROP, Next.DROP), (Poison.BLOCK, Next.BLOCK)],
+)
+def test_what_follows_from_the_last_failure(poison: Poison, then: Next) -> None:
+    assert decide(RETRY, poison, 3, ValueError()) == FailureDecision(then)
 
 
-def test_jitter_is_half_a_pause_to_either_side_and_stays_below_the_bound() -> None:
-    retry = RetryTiers(initial_delay=1.0, exponential_base=3.0, max_delay=20.0)
-    assert [retry.delay(1, chance) for chance in (0.0, 0.25, 1.0)] == [0.5, 0.75, 1.5]
-    assert [retry.delay(9, chance) for chance in (0.0, 1.0)] == [10.0, 20.0]
-    plain = RetryTiers(initial_delay=1.0, jitter=False)
-    assert [plain.delay(1, chance) for chance in (0.0, 1.0)] == [1.0, 1.0]
+def test_the_reason_of_a_dead_letter() -> None:
+    never = RetryConfig(max_retries=0)
+    picky = RetryConfig(give_up_on=(ValueError,))
+
+    assert reason_of(RETRY, ValueError()) == "retries exhausted"
+    assert reason_of(never, ValueError()) == "not retried"
+    assert reason_of(picky, ValueError()) == "not to be retried"
+    assert reason_of(RETRY, None) == "its process ended in every attempt"
 
 
-def test_places_to_start() -> None:
+def test_start_positions() -> None:
     noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
     assert StartAt.of(7) == StartAt.at(7)
     assert StartAt.of(noon) == StartAt.since(noon.timestamp())
@@ -482,8 +470,12 @@ def test_places_to_start() -> None:
 
 
 def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"needs mode=Mode\.KEY_SHARED"):
-        SubscriptionConfig(park_key=True)
+    with pytest.raises(ValidationError, match=r"mode=Mode\.SHARED has no order"):
+        SubscriptionConfig(mode=Mode.SHARED, park_key=True)
+    with pytest.raises(ValidationError, match="waits for a dead letter"):
+        SubscriptionConfig(park_key=True, on_poison=Poison.DROP)
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        SubscriptionTuning(buffer=0)
     with pytest.raises(ValidationError, match="cannot hold a message"):
         SubscriptionConfig(delivery=Delivery.AT_MOST_ONCE, on_poison=Poison.BLOCK)
     with pytest.raises(ValidationError, match="frozen"):

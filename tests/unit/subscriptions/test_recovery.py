@@ -1,34 +1,35 @@
-"""After a crash: nothing acked is lost, nobody works twice at once, killers are found."""
+"""After a crash: nothing acknowledged is lost, nobody works twice at once, killers are found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
-from msgbus.errors import CursorError, JournalFullError
-from msgbus.journal import Journal, MemoryJournal, Record
-from msgbus.journal.operations import DropCursor, MoveCursor, Operation
+from msgbus.errors import CursorError
+from msgbus.journal import Journal, MemoryJournal, Record, State
+from msgbus.journal.operations import Remove
+from msgbus.resilience import RetryConfig
 from msgbus.runtime.clock import VirtualClock
-from msgbus.subscriptions import Mode, RetryTiers, Standing, StartAt
+from msgbus.subscriptions import (
+    DurableSubscription,
+    Mode,
+    Standing,
+    StartAt,
+    SubscriptionTuning,
+)
 from msgbus.testing.simulation.processes import Process
 from tests.fakes import logged
-from tests.stage import Handler, Stage, stage
+from tests.stage import Disk, Handler, stage
 
 Make = Callable[[VirtualClock], Journal]
+TTL = 5.0
 
 
 def memory(clock: VirtualClock) -> Journal:
     return MemoryJournal(clock=clock)
-
-
-async def take_lease(s: Stage) -> None:
-    """Take it from a living holder, between two of its renewals."""
-    while True:
-        seen = await s.shared.lease("receipts")
-        taken = await s.shared.acquire("receipts", "somebody else", seen=seen)
-        if taken.holder == "somebody else":
-            return
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -39,22 +40,25 @@ async def test_what_was_not_acked_at_a_crash_is_delivered_again(
         first, second = Handler(), Handler()
         first.hangs = {7}
         process = s.process()
-        await s.append(*range(20))
-        dying = await s.start(first, process=process, mode=mode)
+        await s.append_keyed(*((number, "k") for number in range(20)))
+        await s.start(first, process=process, mode=mode)
         await s.until(lambda: 7 in first.numbers)
-        await s.until(lambda: dying.progress().persisted == 7)
+        await s.written()
+        assert await s.position() == 7
         process.die()
 
-        again = await s.start(second, mode=mode)
-        assert again.progress().standing is Standing.STANDBY
-        await s.until(lambda: again.progress().last_acked == 20)
+        again = await s.start(second, process=s.process(), mode=mode)
+        if mode is not Mode.SHARED:
+            assert again.progress().standing is Standing.STANDBY
+        await s.until(lambda: len(second.handled) == 13)
+        await again.caught_up()
 
         assert set(first.handled) | set(second.handled) == set(range(20))
         assert second.handled == list(range(7, 20))
-        assert again.engine.epoch == 2
+        assert await s.rows() == []
 
 
-async def test_after_an_unclean_end_messages_go_one_by_one_until_the_old_window_is_passed(
+async def test_after_an_unclean_end_messages_go_one_by_one_until_what_was_in_flight_is_passed(
     make_journal: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "msgbus")
@@ -63,61 +67,68 @@ async def test_after_an_unclean_end_messages_go_one_by_one_until_the_old_window_
         first = Handler()
         first.hangs = set(range(100))
         await s.append(*range(10))
-        window = {"max_in_flight": 4, "max_buffered": 6}
-        await s.start(first, process=process, mode=Mode.SHARED, **window)
+        tuning = SubscriptionTuning(buffer=6)
+        await s.start(first, process=process, mode=Mode.SHARED, max_in_flight=4, tuning=tuning)
         await s.until(lambda: len(first.numbers) == 4)
         process.die()
         most: list[int] = []
         second = Handler()
 
-        async def deliver(record: Record, attempt: int) -> None:
+        async def consume(record: Record, attempt: int) -> None:
             progress = again.progress()
-            most.append(progress.in_flight if progress.is_recovering else 0)
+            if record.offset <= 6:
+                assert progress.is_recovering
+                most.append(progress.in_flight)
             await second(record, attempt)
 
-        again = s.make(deliver, mode=Mode.SHARED, max_in_flight=4)
+        again = s.make(consume, process=s.process(), mode=Mode.SHARED, max_in_flight=4)
         await again.start()
         await s.until(lambda: len(second.handled) == 10)
+        await s.written()
 
-        assert most[:6] == [1] * 6
-        assert most[6:] == [0] * 4
+        assert most == [1] * 6
         assert not again.progress().is_recovering
         (recovered,) = logged(caplog, "subscription_recovered")
         assert (recovered["offset"], recovered["in_flight_until"]) == (0, 6)
 
 
-async def test_a_message_that_kills_its_process_is_found_and_buried(make_journal: Make) -> None:
+def _is_over(process: Process, subscription: DurableSubscription) -> bool:
+    return process.is_dead or subscription.progress().counts.dead_lettered == 1
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_message_that_kills_its_process_is_found_and_dead_lettered(
+    make_journal: Make, mode: Mode
+) -> None:
     async with stage(make_journal) as s:
-        await s.append(*range(8))
+        await s.append_keyed(*((number, "k") for number in range(8)))
         handled: list[int] = []
         deaths = 0
         for _ in range(10):
             process = s.process()
 
-            async def deliver(record: Record, attempt: int, process: Process = process) -> None:
+            async def consume(record: Record, attempt: int, process: Process = process) -> None:
                 number = record.json()["number"]
                 if number == 3:
                     process.die()
                     return
                 handled.append(number)
 
-            subscription = await s.start(deliver, process=process)
-            await s.until(
-                lambda process=process, subscription=subscription: (  # type: ignore[misc]
-                    process.is_dead or subscription.progress().last_acked == 8
-                )
-            )
+            subscription = await s.start(consume, process=process, mode=mode)
+            await s.until(partial(_is_over, process, subscription))
             if not process.is_dead:
                 break
             deaths += 1
+        await s.until(lambda: len(set(handled)) == 7)
+        await s.written()
 
-        # Three tries that are known, after one of which only the window is known.
+        # Three attempts that are counted, after one of which nothing is known but its place.
         assert deaths == 4
-        (letter,) = await s.shared.dead_letters("receipts")
-        assert letter.record.json() == {"number": 3}
-        assert letter.attempts == 3
-        assert letter.error is not None
-        assert "process ended while it was being handled, 3 times" in letter.error
+        (dead,) = await s.letters()
+        assert dead.number == 3
+        assert dead.row.attempt == 3
+        assert "process ended while the message was being handled, 3 times" in dead.error
+        assert dead.letter.reason == "its process ended in every attempt"
         assert set(handled) == set(range(8)) - {3}
 
 
@@ -134,7 +145,13 @@ async def test_a_clean_end_needs_no_recovery(make_journal: Make) -> None:
         assert again.progress().standing is Standing.ACTIVE
 
 
-async def test_a_standby_follows_when_the_holder_stops_renewing() -> None:
+# -- standby -------------------------------------------------------------------------------
+
+
+async def test_a_standby_follows_when_the_owner_stops_renewing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "msgbus")
     async with stage(memory) as s:
         first, second = s.process(), s.process()
         a, b = Handler(), Handler()
@@ -144,23 +161,26 @@ async def test_a_standby_follows_when_the_holder_stops_renewing() -> None:
         await s.clock.advance(60)
         assert (a.numbers, b.numbers) == ([1], [])
         assert standby.progress().standing is Standing.STANDBY
+        assert standby.progress().owner is not None
+        assert len(logged(caplog, "subscription_standby")) == 1, "said once"
         first.die()
         died = s.clock.now()
 
         await s.until(lambda: standby.progress().standing is Standing.ACTIVE)
         took = s.clock.now() - died
         await s.append(2)
-        await standby.caught_up()
+        await s.until(lambda: b.numbers == [2])
 
-        assert b.numbers == [2]
-        assert 5.0 - 5.0 / 3 <= took <= 7.0
+        assert TTL - TTL / 4 <= took <= TTL + 0.6
+        assert standby.progress().owner is None
+        assert [one["epoch"] for one in logged(caplog, "subscription_active")] == [1, 2]
 
 
-async def test_a_standby_follows_at_once_when_the_holder_closes() -> None:
+async def test_a_standby_follows_at_once_when_the_owner_closes() -> None:
     async with stage(memory) as s:
-        holder = await s.start(Handler(), process=s.process())
+        owner = await s.start(Handler(), process=s.process())
         standby = await s.start(Handler(), process=s.process())
-        await holder.close()
+        await owner.close()
         await s.clock.advance(1.0)
 
         assert standby.progress().standing is Standing.ACTIVE
@@ -168,50 +188,62 @@ async def test_a_standby_follows_at_once_when_the_holder_closes() -> None:
 
 async def test_a_standby_reports_lag_and_can_be_waited_for(make_journal: Make) -> None:
     async with stage(make_journal) as s:
-        holder = await s.start(Handler(), process=s.process())
+        owner = await s.start(Handler(), process=s.process())
         standby = await s.start(Handler(), process=s.process())
         await s.append(1, 2, 3)
-        await holder.caught_up()
         await s.until(lambda: standby.progress().last_acked == 3)
+        await standby.caught_up()
 
         assert standby.progress().lag == 0
-        holder.pause()
+        owner.pause()
         await s.append(4)
         await s.until(lambda: standby.progress().lag == 1)
         assert await standby.close() == 0
 
 
-async def test_what_an_engine_writes_after_its_lease_is_gone_is_refused(make_journal: Make) -> None:
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_what_a_former_owner_writes_is_refused(make_journal: Make, mode: Mode) -> None:
     async with stage(make_journal) as s:
-        old = Handler()
-        old.hangs = {1}
-        await s.append(1, 2)
-        loser = await s.start(old)
+        old, new = Handler(), Handler()
+        old.hangs = new.hangs = {1}
+        await s.append(1)
+        silent = s.process()
+        loser = await s.start(old, process=silent, mode=mode)
         await s.until(lambda: old.numbers == [1])
-        await take_lease(s)
+        owner = await s.start(new, process=s.process(), mode=mode)
+        silent.freeze()
+        await s.until(lambda: new.numbers == [1])
 
+        (claimed,) = await s.rows()
         old.release.set()
-        await s.until(lambda: loser.progress().standing is Standing.STANDBY)
+        await s.until(lambda: loser.progress().in_flight == 0)
+        await s.written()
 
+        assert old.handled == [1], "it was not told in time"
         assert await s.position() == 0
-        assert loser.progress().in_flight == 0
-        assert loser.engine.epoch == 0
+        assert await s.rows(State.CLAIMED) == [claimed]
+        new.release.set()
+        await owner.caught_up()
+        assert await s.position() == 1
+        assert (old.numbers, new.numbers) == ([1], [1])
 
 
-async def test_the_loser_of_a_lease_ends_what_it_has_in_hand(make_journal: Make) -> None:
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_process_that_was_ended_is_cut_off(make_journal: Make, mode: Mode) -> None:
     async with stage(make_journal) as s:
         old = Handler()
         old.hangs = {1}
         await s.append(1)
-        loser = await s.start(old, process=s.process())
+        loser = await s.start(old, process=s.process(), mode=mode)
         await s.until(lambda: old.numbers == [1])
-        await take_lease(s)
-        await s.until(lambda: loser.progress().standing is Standing.STANDBY)
+        (member,) = await s.shared.members()
+        assert await s.shared.end(member)
 
+        await s.until(lambda: old.seen == [(1, 1), (1, 1)])  # it has joined anew
         old.release.set()
-        await s.clock.advance(1)
+        await loser.caught_up()
 
-        assert old.handled == []
+        assert old.handled == [1]
 
 
 async def test_a_cursor_that_cannot_be_read_is_an_error(make_journal: Make) -> None:
@@ -220,53 +252,74 @@ async def test_a_cursor_that_cannot_be_read_is_an_error(make_journal: Make) -> N
         process = s.process()
         handler = Handler()
 
-        async def unreadable(name: str) -> None:
+        async def unreadable(name: str, *_: object) -> None:
             raise CursorError(name, "is damaged: its checksum does not fit.")
 
-        process.replace("cursor", unreadable)
+        process.replace("open", unreadable)
         with pytest.raises(CursorError, match="damaged"):
             await s.start(handler, process=process, start=StartAt.LATEST)
 
         await s.clock.advance(30)
         assert handler.numbers == []
-        lease = await s.shared.lease("receipts")
-        assert lease is not None
-        assert lease.holder is None
+        assert await s.shared.members() == []
+        assert await s.shared.cursors("receipts") == []
 
 
-async def test_a_full_disk_holds_up_but_loses_nothing(make_journal: Make) -> None:
+# -- a journal that fails ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+async def test_a_full_disk_holds_up_but_loses_nothing(make_journal: Make, mode: Mode) -> None:
     async with stage(make_journal) as s:
-        process = s.process()
-        is_full = True
-
-        def refuse(operations: Sequence[Operation]) -> None:
-            if is_full and any(isinstance(operation, MoveCursor) for operation in operations):
-                message = "No space left."
-                raise JournalFullError(message)
-
-        process.before_commit = refuse
+        disk = Disk()
         handler = Handler()
-        await s.append(1, 2, 3)
-        subscription = await s.start(handler, process=process)
+        handler.hangs = {3}
+        await s.append_keyed(*((number, "k") for number in (1, 2, 3)))
+        subscription = await s.start(handler, process=s.process(disk), mode=mode)
         await s.until(lambda: handler.numbers == [1, 2, 3])
+        await s.written()
+        disk.is_full = True
+        handler.release.set()
         await s.until(lambda: subscription.progress().counts.errors >= 3)
-        progress = subscription.progress()
-        assert (progress.last_acked, progress.persisted) == (3, 0)
-        assert await s.position() == 0
+        assert await s.position() < 3
+        assert "No space left" in (subscription.progress().last_error or "")
 
-        is_full = False
-        await s.until(lambda: subscription.progress().persisted == 3)
+        disk.is_full = False
+        await s.until(lambda: not subscription.progress().buffered)
+        await s.clock.advance(1)
+        await s.written()
         assert await s.position() == 3
+        assert handler.handled == [1, 2, 3]
 
 
-async def test_a_subscription_that_is_forgotten_begins_anew(make_journal: Make) -> None:
+async def test_a_journal_that_fails_is_asked_once_a_beat(caplog: pytest.LogCaptureFixture) -> None:
+    async with stage(memory) as s:
+        disk = Disk()
+        process = s.process(disk)
+        handler = Handler()
+        handler.failures = {1: 1}
+        await s.append(1)
+        await s.start(handler, process=process, mode=Mode.SHARED)
+        await s.until(lambda: handler.numbers == [1])
+        disk.is_full = True
+        await s.clock.advance(10)
+
+        assert 15 <= len(logged(caplog, "subscription_failed")) <= 21
+        disk.is_full = False
+        await s.until(lambda: handler.handled == [1])
+
+
+# -- what is known after a crash -----------------------------------------------------------
+
+
+async def test_a_subscription_that_is_removed_begins_anew(make_journal: Make) -> None:
     async with stage(make_journal) as s:
         handler = Handler()
         await s.append(1)
         subscription = await s.start(handler)
         await subscription.caught_up()
         await subscription.close()
-        await s.shared.commit([DropCursor("receipts")])
+        await s.shared.commit([Remove("receipts")])
 
         again = await s.start(handler, start=StartAt.EARLIEST)
         await again.caught_up()
@@ -274,46 +327,140 @@ async def test_a_subscription_that_is_forgotten_begins_anew(make_journal: Make) 
         assert handler.numbers == [1, 1]
 
 
-async def test_tries_in_memory_survive_a_crash_once_they_have_begun(make_journal: Make) -> None:
+async def test_attempts_in_process_are_not_charged_after_a_crash(make_journal: Make) -> None:
     async with stage(make_journal) as s:
         process = s.process()
         first, second = Handler(), Handler()
         first.failures = {1: 1}
         await s.append(1)
 
-        async def die_at_the_second_try(record: Record, attempt: int) -> None:
+        async def die_at_the_second_attempt(record: Record, attempt: int) -> None:
             if attempt == 2:
                 process.die()
             await first(record, attempt)
 
-        retry = RetryTiers(max_attempts=5)
-        await s.start(die_at_the_second_try, process=process, retry=retry)
+        retry = RetryConfig(max_retries=4)
+        await s.start(die_at_the_second_attempt, process=process, retry=retry)
         await s.until(lambda: process.is_dead)
-        again = await s.start(second, retry=retry)
-        await s.until(lambda: again.progress().last_acked == 1)
+        again = await s.start(second, process=s.process(), retry=retry)
+        await s.until(lambda: second.handled == [1])
+        await again.caught_up()
 
-        assert second.tries(1) == [3]
+        assert second.attempts(1) == [1]
 
 
-async def test_a_journal_that_fails_is_asked_once_a_beat(caplog: pytest.LogCaptureFixture) -> None:
+# -- rows that must run alone --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [Mode.SHARED, Mode.KEY_SHARED])
+async def test_a_message_waits_a_while_to_run_alone_and_then_runs_beside_others(
+    mode: Mode, caplog: pytest.LogCaptureFixture
+) -> None:
     async with stage(memory) as s:
-        process = s.process()
-        is_full = False
+        dying, living = s.process(), s.process()
+        first, slow, second = Handler(), Handler(), Handler()
+        in_doubt: dict[str, Any] = {"name": "in doubt", "source": {"topic": "shop.*"}}
+        first.hangs = {1, 2}
+        slow.hangs = {0}
+        await s.append_keyed((1, "a"), (2, "b"))
+        await s.start(first, process=dying, mode=mode, max_in_flight=2, **in_doubt)
+        await s.until(lambda: sorted(first.numbers) == [1, 2])
+        await s.start(slow, process=living, name="slow", ack_timeout=None, start=StartAt.LATEST)
+        await s.append(0, topic="slow")
+        await s.until(lambda: slow.numbers == [0])
+        dying.die()
+        second.now = s.clock.now
 
-        def refuse(operations: Sequence[Operation]) -> None:
-            if is_full:
-                message = "No space left."
-                raise JournalFullError(message)
+        again = await s.start(
+            second, process=living, mode=mode, max_in_flight=2, ack_timeout=10.0, **in_doubt
+        )
+        await s.until(lambda: again.progress().is_recovering)
+        began = s.clock.now()
+        await s.append_keyed((3, "c"))
+        assert second.numbers == []
+        await s.until(lambda: len(second.handled) == 3)
+        await s.written()
 
-        process.before_commit = refuse
-        handler = Handler()
-        handler.failures = {1: 1}
+        assert second.times[0] - began == pytest.approx(10.0, abs=0.5)
+        assert second.times[2] - began == pytest.approx(10.0, abs=0.5), "both waited once"
+        assert {attempt for _, attempt in second.seen} == {1}
+        assert again.progress().counts.not_alone == 2
+        assert not again.progress().is_recovering
+        assert len(logged(caplog, "subscription_not_alone")) == 1
+
+
+async def test_messages_of_all_partitions_wait_to_run_alone_at_the_same_time() -> None:
+    async with stage(memory) as s:
+        dying, living = s.process(), s.process()
+        first, slow, second = Handler(), Handler(), Handler()
+        in_doubt: dict[str, Any] = {
+            "name": "in doubt",
+            "source": {"topic": "shop.*"},
+            "mode": Mode.KEY_SHARED,
+            "max_in_flight": 8,
+        }
+        first.hangs = {*range(1, 9)}
+        slow.hangs = {0}
+        await s.append_keyed(*((number, f"k{number}") for number in range(1, 9)))
+        await s.start(first, process=dying, **in_doubt)
+        await s.until(lambda: len(first.numbers) == 8)
+        await s.start(slow, process=living, name="slow", ack_timeout=None, start=StartAt.LATEST)
+        await s.append(0, topic="slow")
+        await s.until(lambda: slow.numbers == [0])
+        dying.die()
+        second.now = s.clock.now
+
+        again = await s.start(second, process=living, ack_timeout=10.0, **in_doubt)
+        await s.until(lambda: again.progress().is_recovering)
+        began = s.clock.now()
+        await s.until(lambda: len(second.handled) == 8)
+
+        # Its partitions are acquired one after the other, the first rows are found meanwhile.
+        assert [time - began for time in second.times] == pytest.approx([10.0] * 8, abs=0.5)
+        assert again.progress().counts.not_alone == 8
+
+
+async def test_a_message_that_runs_beside_others_is_not_charged() -> None:
+    async with stage(memory) as s:
+        dying, living = s.process(), s.process()
+        first, slow, second, third = Handler(), Handler(), Handler(), Handler()
+        first.hangs = second.hangs = {1}
+        slow.hangs = {0}
         await s.append(1)
-        await s.start(handler, process=process, mode=Mode.SHARED)
-        await s.until(lambda: handler.numbers == [1])
-        is_full = True
-        await s.clock.advance(10)
+        await s.start(first, process=dying, name="in doubt")
+        await s.until(lambda: first.numbers == [1])
+        await s.start(slow, process=living, name="slow", ack_timeout=None, start=StartAt.LATEST)
+        await s.append(0)
+        await s.until(lambda: slow.numbers == [0])
+        dying.die()
+        again = await s.start(second, process=living, name="in doubt", ack_timeout=60.0)
+        await s.until(lambda: second.numbers == [1])
+        assert again.progress().is_recovering, "it runs beside others"
+        living.die()
 
-        assert 15 <= len(logged(caplog, "subscription_failed")) <= 21
-        is_full = False
-        await s.until(lambda: handler.handled == [1])
+        await s.start(third, process=s.process(), name="in doubt")
+        await s.until(lambda: 1 in third.handled)
+
+        assert third.attempts(1) == [1]
+
+
+async def test_one_that_runs_alone_without_a_limit_lets_others_go_on_after_a_while() -> None:
+    async with stage(memory) as s:
+        dying, living = s.process(), s.process()
+        first, second, other = Handler(), Handler(), Handler()
+        first.hangs = second.hangs = {1}
+        await s.append(1)
+        await s.start(first, process=dying, ack_timeout=None)
+        await s.until(lambda: first.numbers == [1])
+        dying.die()
+        await s.start(other, process=living, name="other", start=StartAt.LATEST)
+        await s.start(second, process=living, ack_timeout=None)
+        await s.until(lambda: second.numbers == [1])
+        await s.append(2)
+        await s.clock.advance(20)
+        assert other.numbers == []
+
+        await s.until(lambda: other.handled == [2], within=12)
+
+        second.release.set()
+        await s.until(lambda: second.handled == [1, 2])

@@ -16,7 +16,6 @@ from msgbus import BusConfig, Command, Context, Event, MessageBus, QueueConfig
 from msgbus.middleware import LoggingMiddleware
 from msgbus.resilience import ResilientMessageBus, RetryConfig
 from msgbus.runtime.clock import VirtualClock
-from msgbus.subscriptions import RetryTiers
 from msgbus.telemetry.logging import log
 from tests.fakes import logged
 
@@ -240,7 +239,7 @@ async def test_a_durable_handler_that_fails_is_an_error_only_at_its_last_attempt
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     bus = MessageBus(journal="memory:")
-    retry = RetryTiers(max_attempts=2, initial_delay=0)
+    retry = RetryConfig(max_retries=1, initial_delay=0)
     bus.register_event_handler(Charged, fail, durable="book", retry=retry)
 
     async with bus:

@@ -1,6 +1,9 @@
 """Redaction of exceptions."""
 
+import os
+
 from msgbus.telemetry.redaction import redact, redact_exception
+from msgbus.telemetry.tracebacks import redacted_traceback
 
 
 class _UnprintableError(Exception):
@@ -27,6 +30,13 @@ def test_the_type_of_an_exception_is_not_taken_for_a_key() -> None:
 
 def test_an_exception_that_cannot_be_printed_is_still_shown() -> None:
     assert redact_exception(_UnprintableError()) == "_UnprintableError: <unprintable>"
+
+
+def test_half_a_character_is_shown_as_what_any_file_can_hold() -> None:
+    error = OSError(os.fsdecode(b"no file \xff, \xc3\xa9"))
+
+    assert redact_exception(error) == "OSError: no file \\udcff, \xe9"
+    redacted_traceback(error).encode()
 
 
 def test_an_interrupt_is_shown_like_any_exception() -> None:
