@@ -64,11 +64,11 @@ def breaker() -> str:
         [
             state(40, 50, "CLOSED", "calls go through", (GOOD, GOOD_FILL)),
             state(610, 50, "OPEN", "calls are refused", (BAD, BAD_FILL)),
-            state(325, 200, "HALF OPEN", "a few calls try", (WAIT, WAIT_FILL)),
+            state(325, 200, "HALF OPEN", "a few probes", (WAIT, WAIT_FILL)),
             arrow("M210 79H606", "failures reach the threshold", 408, 68),
             arrow("M730 108C730 190 640 229 499 229", "recovery time is over", 735, 232),
-            arrow("M470 200C490 140 540 110 606 96", "a try fails: a longer wait", 408, 142),
-            arrow("M325 229C190 229 125 190 125 112", "enough tries succeed", 130, 240),
+            arrow("M470 200C490 140 540 110 606 96", "a probe fails: a longer wait", 408, 142),
+            arrow("M325 229C190 229 125 190 125 112", "enough probes succeed", 130, 240),
         ],
     )
 
@@ -78,19 +78,19 @@ def attempts() -> str:
     return picture(
         980,
         300,
-        "A message is tried, waits, and ends as handled or failed",
+        "A message is attempted, waits, and ends as handled or failed",
         [
             state(30, 50, "TAKEN", "by its handler", (PLAIN, PLAIN_FILL), 150),
-            state(290, 50, "TRIED", "attempt + 1, first", (PLAIN, PLAIN_FILL)),
+            state(290, 50, "ATTEMPTED", "attempt + 1, first", (PLAIN, PLAIN_FILL)),
             state(780, 50, "HANDLED", "emitted events go out", (GOOD, GOOD_FILL)),
             state(290, 210, "WAITING", "pause, or open circuit", (WAIT, WAIT_FILL)),
             state(780, 210, "FAILED", "or the fallback's answer", (BAD, BAD_FILL)),
             arrow("M180 79H286", "circuit lets it", 233, 68),
             arrow("M460 79H776", "the handler returns", 618, 68),
             arrow("M345 108V206", "it raises", 310, 162),
-            arrow("M405 210V112", "next try", 440, 162),
+            arrow("M405 210V112", "next attempt", 454, 162),
             arrow("M460 100C600 130 700 170 776 222", "a refusal, or a permanent error", 742, 150),
-            arrow("M460 245H776", "no tries or no time left;", 618, 265),
+            arrow("M460 245H776", "no attempt or no time left;", 618, 265),
             text(618, 281, "a command at an open circuit", size=12),
         ],
     )
