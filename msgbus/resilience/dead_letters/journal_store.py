@@ -110,6 +110,8 @@ class JournalDeadLetterStore:
                 await self._flush()
             except MsgBusError as error:  # there is no journal to write to
                 self._buffer.refuse_all(redact_exception(error))
+                with suppress(MsgBusError):
+                    await self._buffer.flush()  # what its thread has taken is told by that
             if self._letters is not None:
                 with suppress(JournalError):  # then others end the member
                     await self._letters.claims.leave()

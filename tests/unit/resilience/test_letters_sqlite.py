@@ -291,6 +291,33 @@ async def test_a_disk_that_refuses_is_told_and_harms_no_caller(tmp_path: Path) -
     assert "does not exist" in refused[0].reason
 
 
+async def test_close_waits_for_a_letter_that_its_thread_is_about_to_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteDeadLetterStore(tmp_path / "missing" / "letters.db")
+    queue = DeadLetterQueue(store)
+    buffer = store._buffer  # pyright: ignore[reportPrivateUsage]
+    heard: list[SystemEvent] = []
+    is_closing = threading.Event()
+
+    def refuse_all(reason: str) -> None:
+        original(reason)
+        is_closing.set()
+
+    def hear(event: SystemEvent) -> None:
+        if isinstance(event, DeadLetterRefusedEvent):
+            assert is_closing.wait(30)
+            heard.append(event)
+
+    original = buffer.refuse_all
+    monkeypatch.setattr(buffer, "refuse_all", refuse_all)
+    queue.on_event(hear)
+    bury_orders(queue, 1)
+    await queue.close()
+
+    assert len(heard) == queue.refused == 1
+
+
 async def test_a_letter_that_cannot_be_written_does_not_hold_up_the_others(tmp_path: Path) -> None:
     async with DeadLetterQueue(SqliteDeadLetterStore(tmp_path / "letters.db")) as queue:
         bury(queue, CardCharged(order=1), attempts=2**70)
