@@ -56,6 +56,8 @@ class Readers:
         self, function: Callable[[sqlite3.Connection], T], *, in_snapshot: bool = True
     ) -> T:
         """The value of `function`, on a snapshot of the file, in a worker thread."""
+        if not threading.main_thread().is_alive():  # as it ends, the interpreter starts no thread
+            return self.run_now(function, in_snapshot)
         return await anyio.to_thread.run_sync(
             self.run_now, function, in_snapshot, abandon_on_cancel=True
         )

@@ -46,6 +46,9 @@ class CommitWriter:
         self._bell.acquire()  # rung by a release
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
+        """`None` if nothing was written yet, or if the interpreter, as it ends, starts none."""
+        self._here = threading.Lock()
+        """Held by the one that writes without the thread."""
         self._is_closed = False
         self._runtime: Runtime | None = None
 
@@ -85,15 +88,22 @@ class CommitWriter:
                 self._start()
             self._arrivals.append(request)
             self._wake()
+        if self._thread is None:
+            with self._here:
+                self._commit(self._take()[0])
 
     def _start(self) -> None:
         if self._is_closed:
             raise closed(self._path)
         # A daemon: a program that forgets to close must still be able to end.
-        self._thread = threading.Thread(
-            target=self._work, name="msgbus journal writer", daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._work, name="msgbus journal writer", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if "shutdown" not in str(error):
+                raise
+        else:
+            self._thread = thread
 
     def _wake(self) -> None:
         if self._is_asleep:

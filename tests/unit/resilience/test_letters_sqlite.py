@@ -372,14 +372,24 @@ async def test_a_store_needs_no_open(tmp_path: Path) -> None:
     await queue.close()
 
 
-def test_what_was_added_is_written_before_the_process_ends(tmp_path: Path) -> None:
-    program = """
-import sys
+@pytest.mark.parametrize("numbers", ["range(500)", "[*range(500), *range(500)]"])
+def test_what_was_added_is_written_before_the_process_ends(tmp_path: Path, numbers: str) -> None:
+    # The file is opened when the interpreter is about to end, and starts no thread any more.
+    program = f"""
+import sys, threading
 from msgbus.resilience import DeadLetterQueue, SqliteDeadLetterStore
 from msgbus.testing.conformance.dead_letters import Checked
-queue = DeadLetterQueue(SqliteDeadLetterStore(sys.argv[1]))
-for number in range(500):
-    queue.add(Checked(number=number), handler="h", error=ValueError("x"), attempts=1,
+store = SqliteDeadLetterStore(sys.argv[1])
+open_file = store._open_file
+def open_late():
+    while threading.main_thread().is_alive():
+        pass
+    return open_file()
+store._open_file = open_late
+queue = DeadLetterQueue(store)
+made = [Checked(number=number) for number in range(500)]
+for number in {numbers}:
+    queue.add(made[number], handler="h", error=ValueError("x"), attempts=1,
               first_attempt=0.0, reason="r")
 """
     path = tmp_path / "letters.db"
