@@ -1,4 +1,4 @@
-"""Seeded faults on the new subscriptions; and some that are broken on purpose, to be found."""
+"""Seeded faults on subscriptions; and some that are broken on purpose, to be found."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_no_seed_breaks_a_promise(first: int, evidence: Evidence) -> None:
     )
     histories = [history for _, history in runs.values()]
     evidence(
-        "simulation of the new subscriptions: crashes, ended members, failed commits",
+        "simulation of subscriptions: crashes, ended members, failed commits",
         seeds=CHUNK,
         messages=sum(len(history.keys) for history in histories),
         crashes=sum(history.deaths for history in histories),
