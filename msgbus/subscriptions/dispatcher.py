@@ -57,15 +57,25 @@ class Consumer:
 class _Assignment:
     """One message, and the consumer that has it."""
 
-    __slots__ = ("changed", "consumer", "offset", "scope")
+    __slots__ = ("_waiting", "consumer", "offset", "scope")
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
         self.consumer: Consumer | None = None
-        self.changed = anyio.Event()
-        """Set when it has a consumer."""
         self.scope: anyio.CancelScope | None = None
         """Cancels the attempt that is running."""
+        self._waiting: anyio.Event | None = None
+
+    async def wait(self) -> None:
+        """Wait for a consumer."""
+        self._waiting = anyio.Event()
+        await self._waiting.wait()
+
+    def give(self, consumer: Consumer) -> None:
+        """Let a consumer have the message."""
+        self.consumer = consumer
+        if self._waiting is not None:
+            self._waiting.set()
 
 
 @final
@@ -161,7 +171,7 @@ class Dispatcher:
         if self._engine is not None:
             left = [one for one in self._assignments if one.consumer is consumer]
             for one in left:
-                one.consumer, one.changed = None, anyio.Event()
+                one.consumer = None
             self._engine.consumers_changed()
             self._assign()  # in order, before any of their tasks goes on
             for one in left:
@@ -217,9 +227,9 @@ class Dispatcher:
         self._assign()
         try:
             while True:
-                await one.changed.wait()
                 consumer = one.consumer
                 if consumer is None:
+                    await one.wait()
                     continue
                 with anyio.CancelScope() as one.scope:
                     await run(consumer)
@@ -241,10 +251,10 @@ class Dispatcher:
         """Give waiting messages to free consumers, the oldest message first."""
         waiting = [one for one in self._assignments if one.consumer is None]
         for one in sorted(waiting, key=lambda each: each.offset):
-            one.consumer = self.choose()
-            if one.consumer is None:
+            consumer = self.choose()
+            if consumer is None:
                 return
-            one.changed.set()
+            one.give(consumer)
 
     # -- without an engine -----------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from msgbus.handlers.delivery import StartAt
 from msgbus.journal.records import Record
 from msgbus.messages.topics.pattern import TopicPattern
 from msgbus.runtime.clock import Clock, SystemClock
-from msgbus.runtime.event_loop import current_runtime
-from msgbus.runtime.timeouts import time_limit
+from msgbus.runtime.event_loop import LATE, current_runtime
+from msgbus.runtime.timeouts import in_time, time_limit
 from msgbus.subscriptions.config import SubscriptionConfig, make_loop, selection_of
 from msgbus.subscriptions.dispatcher import Consume, Consumer, Dispatcher
 from msgbus.subscriptions.figures import acked_of
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from msgbus.subscriptions.in_flight import InFlight
     from msgbus.subscriptions.loop import SubscriptionLoop
     from msgbus.subscriptions.rules import OnDeadLetter
+
+
+async def _consume(consumer: Consumer, one: InFlight) -> None:
+    await consumer.consume(one.record, one.attempt)
 
 
 @final
@@ -169,8 +173,10 @@ class SubscriptionEngine:
         """Let a consumer handle a message within `ack_timeout`."""
         seconds = self.config.ack_timeout
         try:
-            with time_limit(seconds, self._clock):
+            if seconds is None:
                 await consumer.consume(one.record, one.attempt)
+                return
+            if await in_time(_consume(consumer, one), seconds, self._clock) is not LATE:
                 return
         except Exception:
             raise
