@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, final
 
 from msgbus.errors import StaleError
-from msgbus.journal.operations import Put
+from msgbus.journal.operations import Drop, Put
 from msgbus.journal.records import State
 from msgbus.subscriptions.failures import log_overflow
 from msgbus.subscriptions.loop import SubscriptionLoop
@@ -213,7 +213,13 @@ class SharedLoop(SubscriptionLoop[SharedState]):
             self.member, self.name, room, self._clock.time(), selection=selection
         )
         self._is_full = len(claims) == room
-        state.admit_claims(claims)
+        if self._rules.is_once and claims:
+            # In one commit, instead of one for each before it begins.
+            await self.journal.commit([Drop(claim.row) for claim in claims], self.member)
+            for one in state.admit_claims(claims):
+                one.row, one.is_acked_first = None, True
+        else:
+            state.admit_claims(claims)
         self.start_workers()
         return bool(claims)
 

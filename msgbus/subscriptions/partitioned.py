@@ -141,15 +141,6 @@ class PartitionedState(SubscriptionState):
         ]
         return max(known)
 
-    def _unbegun(self, one: InFlight, time: float) -> Pending | None:
-        """Return the row of a delivery for others, also if it has none yet."""
-        if one.row is not None:
-            return super()._unbegun(one, time)
-        attempt = one.attempt - 1
-        if one.key is None:
-            return one.as_row(State.WAITING, time=time, due=0.0, attempt=attempt)
-        return one.as_row(State.PARKED, time=time, attempt=attempt, holds=True)
-
     # -- reading ---------------------------------------------------------------------------------
 
     @property

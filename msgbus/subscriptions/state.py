@@ -369,17 +369,20 @@ class SubscriptionState(ABC):
             rows = [self._unbegun(one, time) for one in sorted(left, key=_offset)]
             return [
                 *(one for settlement in settled for one in settlement.operations),
-                *(Put(row) for row in rows if row is not None),
+                *map(Put, rows),
             ]
 
-    def _unbegun(self, one: InFlight, time: float) -> Pending | None:
+    @staticmethod
+    def _unbegun(one: InFlight, time: float) -> Pending:
         """Return the row of a delivery for others; only the first of a key waits, not those behind.
 
         An attempt that was cut off is not counted.
         """
         row, attempt = one.row, one.attempt - 1
+        if row is None and one.key is None:
+            return one.as_row(State.WAITING, time=time, due=0.0, attempt=attempt)
         if row is None:
-            return None
+            return one.as_row(State.PARKED, time=time, attempt=attempt, holds=True)
         if row.key is not None:
             return row.moved(State.PARKED, time=time, attempt=attempt)
         return row.moved(State.WAITING, time=time, due=0.0, attempt=attempt)
