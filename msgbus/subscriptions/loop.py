@@ -39,10 +39,6 @@ ALONE: Final = 30.0
 """Seconds that a row keeps its process to itself, or waits for that, without `ack_timeout`."""
 
 
-IN_VAIN: Final = 10
-"""Times in a row that all of what was refused is written again at once; then after a pause."""
-
-
 class SubscriptionLoop(AttemptRunner[S]):
     """Delivers one subscription in this process.
 
@@ -87,8 +83,6 @@ class SubscriptionLoop(AttemptRunner[S]):
         self._is_looking = False
         self._stuck_since: float | None = None
         self._releases_keys = False
-        self._in_vain = 0
-        """Times in a row that something was refused, and all of it is still current."""
 
     @property
     def name(self) -> str:
@@ -285,8 +279,6 @@ class SubscriptionLoop(AttemptRunner[S]):
         self._take_note()
         if self.state.is_refused:
             await self._recover()
-        else:
-            self._in_vain = 0
         partitions = self._partitions()
         if self._is_stopped or self.state.is_draining:
             await self.figures.find_oldest(self.journal, self.state, partitions)
@@ -415,7 +407,6 @@ class SubscriptionLoop(AttemptRunner[S]):
         await self.check_ownership()
         held: list[Settlement] = []
         offsets: set[int] = set()
-        has_progress = False
         for settlement in self.state.take_settled():
             # After a seek, a message may run twice here: its row ends once.
             own = {one.offset for one in settlement.ended}
@@ -424,11 +415,7 @@ class SubscriptionLoop(AttemptRunner[S]):
                 offsets |= own
             else:
                 self.state.forget(settlement)
-                has_progress = True
         self.state.settle_again(held)
-        self._in_vain = 0 if has_progress else self._in_vain + 1
-        if self._in_vain > IN_VAIN:
-            await self._clock.sleep(AGAIN)
 
     async def _is_current(self, settlement: Settlement) -> bool:
         for operation in settlement.operations:
