@@ -46,7 +46,7 @@ class Put(NamedTuple):
     promote: bool = False
     """Let the next parked row of the key go that the row had before."""
     is_whole: bool = False
-    """Whether the letter knows its history, and replaces the one before."""
+    """The letter has its whole history, and replaces the one before."""
 
 
 class Drop(NamedTuple):

@@ -61,7 +61,7 @@ class KeyRows(NamedTuple):
     first: int | None
     """The lowest offset of one; `None` if there is none."""
     size: int
-    """How many there are."""
+    """Number of rows."""
 
 
 class CommitParticipant(Protocol):

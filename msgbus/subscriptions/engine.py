@@ -259,7 +259,7 @@ class SubscriptionEngine:
         self._steer(self._require_loop())
 
     def resume(self) -> None:
-        """Go on after `pause`; repeat the message at which it is blocked; let parked keys go."""
+        """Go on after `pause`; else let parked keys go. Repeat the message that blocks it."""
         self._is_paused = False
         loop = self._require_loop()
         loop.resume()
@@ -470,7 +470,7 @@ class DurableSubscription:
         self.engine.pause()
 
     def resume(self) -> None:
-        """Go on after `pause`; repeat the message at which it is blocked; let parked keys go."""
+        """Go on after `pause`; else let parked keys go. Repeat the message that blocks it."""
         self.engine.resume()
 
     async def seek(self, start: StartAt | int) -> None:

@@ -1,4 +1,4 @@
-"""EventPublisher many events on a bus with a journal: many of them to a commit.
+"""Publish many events on a bus with a journal, many of them in one commit.
 
 Two take turns: one reads the events and asks the filters, the other gives them their places
 and commits them. So a source that lets one wait holds up nothing that it has given already,

@@ -1,4 +1,4 @@
-"""What a handler writes is refused once another process has its message."""
+"""Fencing: refuse what a handler writes once another process has its message."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class DurableHandler:
 
     @property
     def is_active(self) -> bool:
-        """Whether it works here, and is expected to get on."""
+        """True while it delivers in this process."""
         progress = self.progress()
         return progress is not None and progress.standing is Standing.ACTIVE
 

@@ -113,7 +113,7 @@ class Gated:
         self.delivery = delivery
         """The delivery of a durable handler, which fences all that it writes."""
         self.is_withdrawn = False
-        """Whether another process has the event now."""
+        """True once another process has the event."""
         self.is_handled = False
         """Whether the handler succeeded, or its filter rejected the event."""
         self.is_filtered = False
