@@ -85,7 +85,8 @@ class RunGuards:
         Raises:
             ForeignLoopError: The caller is on another thread.
         """
-        if self.is_foreign_thread():
+        bound = self.bound_runtime
+        if bound is not None and bound.thread_id != get_ident():
             raise self._foreign(what)
 
     def require_own_loop(self, what: str) -> None:

@@ -113,7 +113,7 @@ class MessageCodec:
         if self._types.get(wire.name) is not message_type:
             self.register(message_type)
         meta = metadata_of(message)
-        message_id = meta.message_id
+        message_id, correlation_id, root_id = meta.ids()
         try:
             # round_trip: without computed fields, which the class would refuse on reading.
             payload = message.__pydantic_serializer__.to_json(
@@ -129,9 +129,9 @@ class MessageCodec:
             message.key,
             Kind.COMMAND if isinstance(message, Command) else Kind.EVENT,
             time,
-            meta.correlation_id,
+            correlation_id,
             meta.causation_id,
-            meta.root_id,
+            root_id,
             meta.depth,
             meta.session_id,
             meta.headers,

@@ -24,12 +24,16 @@ def queued(
     queue: str | None, record: Record, offset: int, due: float | None, unique: str | None
 ) -> Pending:
     """Make the row of an appended message: waiting in its queue, or of version 0 without one."""
-    row = _new(queue or "", offset, State.WAITING, record.time)
+    key, version, body = None, 1, None
     if queue is None:
-        return row._replace(due=due or 0.0, version=0)
-    if queue == DELAYED:  # found again by its id
-        row = row._replace(key=record.message_id, body=record)
-    return row._replace(due=due or 0.0, unique=unique)
+        queue, version = "", 0
+    elif queue == DELAYED:
+        key, body = record.message_id, record  # found again by its id
+    due, time = due or 0.0, record.time
+    state = State.WAITING
+    return Pending(
+        queue, offset, 0, key, state, 0, due, None, version, False, None, time, body, unique
+    )
 
 
 def newly_claimed(name: str, record: Record, member: Member, now: float) -> Pending:

@@ -327,10 +327,11 @@ def topic_of(message: Message) -> str:
 
 def metadata_of(message: Message) -> Metadata:
     """Return the metadata of a message; made at the first call."""
-    meta = peek(message)
-    if meta is None or isinstance(meta, Root):
-        meta = _materialise(message)
-    return meta
+    try:
+        meta = message.__meta__
+    except AttributeError:  # see `peek`
+        meta = None
+    return _materialise(message) if meta is None or meta is ROOT else cast("Metadata", meta)
 
 
 def _materialise(message: Message) -> Metadata:

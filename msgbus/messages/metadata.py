@@ -115,6 +115,11 @@ class Metadata:
         """The id of the first message in the chain of causes; of a root its own."""
         return self._root_id or self.message_id
 
+    def ids(self) -> tuple[str, str, str]:
+        """Return the ids of the message, its flow and its root."""
+        message_id = self._message_id or self.message_id
+        return message_id, self._correlation_id or message_id, self._root_id or message_id
+
     @property
     def created_at(self) -> datetime:
         """The time in the id, in UTC."""

@@ -105,10 +105,28 @@ class Publisher:
                 )
                 raise BusStateError(message)
             return await transaction.publish(event)
-        placed = await self.place(event, plan, outer, outcomes=outcomes)
-        if isinstance(placed, PublishReceipt):
-            return placed
-        return (await self.commit((), [placed]))[0]
+        if plan.queues or outcomes is not None:
+            placed = await self.place(event, plan, outer, outcomes=outcomes)
+            if isinstance(placed, PublishReceipt):
+                return placed
+            return (await self.commit((), [placed]))[0]
+        # Only durable handlers want it, or none: what `place` and `commit` do, in one piece.
+        if outer is not None:
+            owned_deliveries(outer)
+        record = self._hub.codec.encode(event, time=self._hub.state.clock.time())
+        plan.count_admitted()
+        try:
+            ((offset, is_duplicate),) = await self.append([Append(record)])
+        except BaseException:
+            plan.take_back()
+            raise
+        self.appended = max(self.appended, offset)
+        metadata_of(event).recorded = (offset, record.time)
+        if is_duplicate:
+            plan.take_back()
+            return PublishReceipt(PublishStatus.DURABLE, offset=offset, duplicate=True)
+        handlers = plan.receipt.handlers
+        return PublishReceipt(PublishStatus.DURABLE, handlers=handlers, offset=offset)
 
     async def publish_many(
         self, events: Iterable[Event] | AsyncIterable[Event], chunk: int
@@ -187,7 +205,7 @@ class Publisher:
     ) -> list[Appended]:
         """Write all of it or nothing, behind the commands that caused it."""
         recorder = self._hub.recorder
-        waiting = recorder.take_causes()
+        waiting = recorder.take() if recorder.has_commands else []
         appended: list[Appended] = []
         try:
             # Whoever is cut off now would not know whether it is written.
@@ -199,5 +217,6 @@ class Publisher:
         except BaseException:
             recorder.give_back(waiting)
             raise
-        causes = sum(type(one) is Append for one in waiting)
-        return appended[causes:]
+        if waiting:
+            del appended[: sum(type(one) is Append for one in waiting)]
+        return appended

@@ -51,8 +51,8 @@ class JournalRecorder(BusObserver):
         self._limit = hub.state.config.record_buffer
         self._what = hub.state.config.record
         self._operations: list[Operation] = []
-        self._commands = 0
-        """How many of them are commands."""
+        self.has_commands = False
+        """Whether commands are among them, to be written before what they caused."""
         self._writing = 0
         self._task: Task | None = None
         self._waker: Waker | None = None
@@ -123,7 +123,7 @@ class JournalRecorder(BusObserver):
             )
             return
         meta.recorded = (0, now)
-        self._commands += 1
+        self.has_commands = True
         self.add(Append(record))
 
     def _delivered(
@@ -187,15 +187,11 @@ class JournalRecorder(BusObserver):
         if self._waker is not None and len(self._operations) == 1:
             self._waker.wake()
 
-    def take_causes(self) -> list[Operation]:
-        """Take what waits, if commands are in it, to be written before what they caused."""
-        return self.take() if self._commands else []
-
     def take(self) -> list[Operation]:
         """Take what waits, at most one group."""
         taken = self._operations[:GROUP]
         del self._operations[:GROUP]
-        self._commands -= _commands(taken)
+        self.has_commands = self.has_commands and _has_commands(self._operations)
         # Like with like: a journal writes a run of the same kind in one go.
         taken.sort(key=_is_delivery)
         return taken
@@ -203,7 +199,7 @@ class JournalRecorder(BusObserver):
     def give_back(self, operations: list[Operation]) -> None:
         """Take back what could not be written."""
         self._operations[:0] = operations
-        self._commands += _commands(operations)
+        self.has_commands = self.has_commands or _has_commands(operations)
 
     async def room(self) -> None:
         """Wait until the buffer is below its limit."""
@@ -258,7 +254,7 @@ class JournalRecorder(BusObserver):
                     error=redact_exception(error),
                 )
                 self._operations.clear()
-                self._commands = 0
+                self.has_commands = False
 
     async def _write_group(self) -> None:
         operations = self.take()
@@ -299,5 +295,5 @@ def _is_delivery(operation: Operation) -> bool:
     return type(operation) is Note
 
 
-def _commands(operations: list[Operation]) -> int:
-    return sum(type(one) is Append for one in operations)
+def _has_commands(operations: list[Operation]) -> bool:
+    return any(type(one) is Append for one in operations)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, NamedTuple, final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, final
 
 from msgbus.errors import MemberEndedError
 from msgbus.journal import rows
-from msgbus.journal.operations import Operation, Pass
+from msgbus.journal.operations import Pass
 from msgbus.journal.ports import Claim
 from msgbus.journal.records import (
-    Appended,
     Cursor,
     Member,
     Pending,
@@ -23,7 +21,6 @@ from msgbus.journal.records import (
 from msgbus.journal.sqlite.columns import PENDING
 from msgbus.journal.sqlite.reads import SCAN
 from msgbus.journal.sqlite.store import Store
-from msgbus.runtime.event_loop import Runtime
 
 _OWNED: Final = (
     f"SELECT {PENDING} FROM msgbus_pending INDEXED BY msgbus_pending_owner WHERE owner = ?"  # noqa: S608
@@ -39,35 +36,13 @@ class JournalSteps:
         self.store = store
         self._connection = store.transaction.connection
         self._reader = store.reader
-        self._known: set[int] = set()
-        """Members that were seen in this transaction."""
-
-    def begin(self, *, is_feeding: bool) -> None:
-        """Begin a transaction."""
-        self._known.clear()
-        self.store.transaction.begin(is_feeding=is_feeding)
-
-    def commit(self, operations: Sequence[Operation], member: Member | None) -> list[Appended]:
-        """Apply operations; see `Log.commit`."""
-        if member is not None:
-            self.require(member)
-        return self.store.apply(operations, member)
+        self._known = store.transaction.known_members
 
     # -- members -------------------------------------------------------------------------------
 
-    def has(self, member: int) -> bool:
-        """Tell whether a member exists."""
-        if member not in self._known:
-            query = "SELECT 1 FROM msgbus_members WHERE id = ?"
-            if self._connection.execute(query, (member,)).fetchone() is None:
-                return False
-            self._known.add(member)
-        return True
-
     def require(self, member: Member) -> None:
         """Raise unless the member exists."""
-        if not self.has(member.id):
-            raise MemberEndedError(member.id)
+        self.store.transaction.require_member(member.id)
 
     def join(self, process: str, serves: Mapping[str, str]) -> Member:
         """Add a member."""
@@ -143,7 +118,7 @@ class JournalSteps:
         self._add_doubtful(cursor, selection)
         taken = rows.taken(cursor, member)
         self.store.set_cursors([taken])
-        self.store.rows.forget_done(taken)
+        self.store.forget_done(taken)
         return taken
 
     def _add_doubtful(self, cursor: Cursor, selection: Selection) -> None:
@@ -230,7 +205,7 @@ class JournalSteps:
         head = self.store.transaction.head
         scan = self._reader.scan(cursor.acked, head, limit, selection)
         if scan.upto == cursor.acked == cursor.fetched:
-            self.store.rows.forget_done(cursor)
+            self.store.forget_done(cursor)
             return []  # and nothing is written: idle members ask often
         present = self._reader.offsets(name, cursor.acked, scan.upto)
         new = [one for one in scan.records if _offset(one) not in present]
@@ -257,66 +232,3 @@ def _unreadable(name: str, offset: int, partition: int) -> Pending:
     """Make the row of a message that is damaged."""
     state, error = State.DAMAGED, _UNREADABLE
     return Pending(name, offset, partition, None, state, 0, None, None, 1, False, error, 0.0)
-
-
-# -- members of this process -----------------------------------------------------------------------
-
-
-class JoinedMember(NamedTuple):
-    """A member that joined through this journal object."""
-
-    id: int
-    every: float | None
-    """Seconds between renewals; `None` if the caller renews it."""
-    on_lost: Callable[[], object] | None
-    runtime: Runtime
-
-
-@final
-class Renewals:
-    """The members that joined through one journal object; used on the writer's thread."""
-
-    def __init__(self) -> None:
-        self._joined: dict[int, JoinedMember] = {}
-        self._times: dict[int, float] = {}
-        """When each must be renewed, by the monotonic clock."""
-
-    def add(self, joined: JoinedMember) -> None:
-        """Renew a member from now on."""
-        self._joined[joined.id] = joined
-        if joined.every is not None:
-            self._times[joined.id] = time.monotonic() + joined.every
-
-    def drop(self, member: int) -> JoinedMember | None:
-        """Renew a member no more; from any thread."""
-        self._times.pop(member, None)
-        return self._joined.pop(member, None)
-
-    def patience(self) -> float:
-        """Return the seconds until a member must be renewed; -1 for ever."""
-        times = list(self._times.values())
-        return max(0.0, min(times) - time.monotonic()) if times else -1
-
-    def is_due(self) -> bool:
-        """Tell whether a member must be renewed."""
-        return bool(self._times) and self.patience() == 0.0
-
-    def renew(self, steps: JournalSteps) -> list[int]:
-        """Renew those that are due; return those that were ended."""
-        if not self._times:
-            return []
-        now = time.monotonic()
-        lost: list[int] = []
-        for member, due in list(self._times.items()):
-            if due > now:
-                continue
-            # Also if the commit fails: a full disk is no reason to try without a pause.
-            self._times[member] = now + (self._joined[member].every or 0.0)
-            if not steps.count_renewal(member):
-                lost.append(member)
-        return lost
-
-    def calls(self, lost: list[int]) -> list[tuple[Runtime, Callable[[], Any]]]:
-        """Forget members that were ended; return what to call, and on which event loop."""
-        found = [self.drop(member) for member in lost]
-        return [(one.runtime, one.on_lost) for one in found if one is not None and one.on_lost]

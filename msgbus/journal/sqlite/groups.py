@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
-from typing import Any, Final, NamedTuple, final
+from math import inf
+from typing import Any, NamedTuple, ParamSpec, TypeVar, final
 
 from msgbus.errors import JournalError, JournalFullError, MemberEndedError, StaleError
 from msgbus.journal.operations import Append
 from msgbus.journal.ports import CommitParticipant
 from msgbus.journal.records import Member
-from msgbus.journal.sqlite.claims import JournalSteps, Renewals
+from msgbus.journal.sqlite.claims import JournalSteps
 from msgbus.journal.sqlite.faults import is_the_file, is_undecodable, translate
 from msgbus.journal.sqlite.readers import lenient
 from msgbus.runtime.event_loop import Runtime
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @final
@@ -137,28 +140,35 @@ class GroupWriter:
 
     def write(self, requests: Sequence[WriteRequest]) -> CommitGroup:
         """Fill `value` or `error` of each; when this returns, what succeeded is on disk."""
-        for request in requests:
-            request.error = None  # of an attempt before, on a full disk
-        reads = [request for request in requests if request.is_read]
-        writes = [request for request in requests if not request.is_read] if reads else requests
-        for request in reads:
-            self._run(request, partial(_work_of(request), self._steps))
-        group = CommitGroup(writes, self._attached)
-        if not reads or writes:
-            self._write(group)
-        return group
-
-    def _write(self, group: CommitGroup) -> None:
+        group = CommitGroup(requests, self._attached)
+        transaction, renewals = self._transaction, self._renewals
         try:
-            self._steps.begin(is_feeding=bool(group.attached.participants))
-            before = self._transaction.head
-            self._check_members(group)
+            transaction.begin(is_feeding=bool(group.attached.participants))
+            before = transaction.head
+            if renewals.next <= time.monotonic():
+                group.lost += renewals.renew(self._steps)
+            self._check_attached(group)
+            group.lost_before = len(group.lost)
             self._run_all(group)
             self._ride(group, before)
-            self._transaction.commit()
+            transaction.commit()
         except BaseException as error:  # a caller must never be left waiting
             self._fail(group, error)
+        else:
+            for request in requests:
+                if request.on_commit is not None and request.error is None:
+                    request.on_commit(request.value)
         self._settle(group)
+        return group
+
+    def read(self, requests: Sequence[WriteRequest]) -> None:
+        """Run those that only read, outside any transaction."""
+        for request in requests:
+            if request.is_read:
+                try:
+                    request.value = self._read_on(_work_of(request), self._steps)
+                except BaseException as error:
+                    request.fail(error, self._path)
 
     def _fail(self, group: CommitGroup, error: BaseException) -> None:
         try:
@@ -174,103 +184,93 @@ class GroupWriter:
             reason = redact_exception(error)
             log.warning("member_renewal_failed", journal=self._path, error=reason)
 
-    # -- before the requests -------------------------------------------------------------------
-
-    def _check_members(self, group: CommitGroup) -> None:
-        group.lost += self._renewals.renew(self._steps)
-        self._check_attached(group)
-        group.lost_before = len(group.lost)
-
     def _check_attached(self, group: CommitGroup) -> None:
+        """Leave out the participants of a member that was ended."""
         member = group.attached.member
-        if member is not None and not self._steps.has(member.id):
+        if member is not None and not self._transaction.has_member(member.id):
             group.lost.append(member.id)
             group.attached = Attached(runtime=group.attached.runtime)
 
     # -- the requests --------------------------------------------------------------------------
 
     def _run_all(self, group: CommitGroup) -> None:
-        for is_append, run in groupby(group.requests, key=_is_append):
-            together = list(run)
-            if is_append and self._append_all(together):
+        together: list[WriteRequest] = []
+        for request in group.requests:
+            request.error = None  # of an attempt before, on a full disk
+            if request.work is None:
+                together.append(request)
                 continue
-            for request in together:
-                self._run_one(request, group)
+            if together:
+                self._append_all(together, group)
+                together = []
+            self._run(request, group)
+        if together:
+            self._append_all(together, group)
 
-    def _append_all(self, requests: list[WriteRequest]) -> bool:
-        """Write appends of many callers as one statement; tell whether all of them are new."""
-        store = self._steps.store
-        appends: list[Append] = []
-        for request in requests:
-            appends += request.appends
+    def _append_all(self, requests: list[WriteRequest], group: CommitGroup) -> None:
+        """Write appends of many callers as one statement; if one is refused, one by one."""
+        store, transaction = self._steps.store, self._transaction
+        appends = [one for request in requests for one in request.appends]
         try:
             if len(appends) == 1 and appends[0].queue is None:
                 results = store.append(appends)
             else:
-                results = self._transaction.attempt(partial(store.append_new, appends))
+                results = transaction.attempt(store.append_new, appends)
         except Exception:
-            if not self._transaction.connection.in_transaction:
+            if not transaction.connection.in_transaction:
                 raise
-            return False
+            for request in requests:
+                self._run(request, group)
+            return
         start = 0
         for request in requests:
             end = start + len(request.appends)
             request.value = results[start:end]
             start = end
-        return True
 
-    def _run_one(self, request: WriteRequest, group: CommitGroup) -> None:
-        work = partial(_work_of(request), self._steps)
-        self._run(request, partial(self._transaction.attempt, work))
-        if isinstance(request.error, MemberEndedError):
-            group.lost.append(request.error.member_id)
-
-    def _run(self, request: WriteRequest, work: Callable[[], Any]) -> None:
-        connection = self._transaction.connection
-        was_writing = connection.in_transaction
+    def _run(self, request: WriteRequest, group: CommitGroup) -> None:
+        """Run one request; what it did is undone if it raises."""
+        transaction = self._transaction
         try:
-            request.error = None
-            request.value = self._read_on(work)
+            request.value = self._read_on(transaction.attempt, _work_of(request), self._steps)
         except BaseException as error:
-            if was_writing and not connection.in_transaction:
+            if not transaction.connection.in_transaction:
                 raise
             request.fail(error, self._path)
+            if isinstance(error, MemberEndedError):
+                group.lost.append(error.member_id)
 
-    def _read_on(self, work: Callable[[], Any]) -> Any:
-        """Run `work`; again if it meets text that is none, whose row is damaged."""
+    def _read_on(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `function`; again if it meets text that is none, whose row is damaged."""
         connection = self._transaction.connection
         try:
-            return work()
+            return function(*args, **kwargs)
         except sqlite3.OperationalError as error:
             if not is_undecodable(error) or connection.text_factory is lenient:
                 raise
         connection.text_factory = lenient
-        return work()
+        return function(*args, **kwargs)
 
     # -- what rides ----------------------------------------------------------------------------
 
     def _ride(self, group: CommitGroup, before: int) -> None:
         self._check_attached(group)
         group.has_changes = bool(group.requests)
+        transaction, member = self._transaction, group.attached.member
         for participant in group.attached.participants:
             group.riding.append((participant, False))
-            if self._is_applied(participant, group, before):
+            try:
+                operations = participant.operations(transaction.appended, before)
+                if operations:
+                    transaction.attempt(self._steps.store.apply, operations, member)
+                    group.has_changes = True
+            except Exception as error:
+                if not transaction.connection.in_transaction:
+                    raise
+                if not isinstance(error, StaleError):
+                    log.error("journal_participant_failed", error=redact_exception(error))
+            else:
                 group.riding[-1] = (participant, True)
-
-    def _is_applied(self, participant: CommitParticipant, group: CommitGroup, before: int) -> bool:
-        try:
-            operations = participant.operations(self._transaction.appended, before)
-            if operations:
-                member = group.attached.member
-                self._transaction.attempt(partial(self._steps.store.apply, operations, member))
-                group.has_changes = True
-        except Exception as error:
-            if not self._transaction.connection.in_transaction:
-                raise
-            if not isinstance(error, StaleError):
-                log.error("journal_participant_failed", error=redact_exception(error))
-            return False
-        return True
 
     # -- after the commit ----------------------------------------------------------------------
 
@@ -279,15 +279,16 @@ class GroupWriter:
         is_committed = group.error is None
         group.head = self._transaction.head
         group.has_changes = group.has_changes and is_committed
-        if is_committed:
-            for request in group.requests:
-                if request.on_commit is not None and request.error is None:
-                    request.on_commit(request.value)
-        self._lose(group)
+        if group.lost:
+            self._lose(group)
         for participant, is_applied in group.riding:
-            call = _ask(partial(participant.committed, is_applied and is_committed))
-            if call is not None:
-                group.calls.append(call)
+            try:
+                call = participant.committed(is_applied and is_committed)
+            except Exception as error:
+                log.error("journal_participant_failed", error=redact_exception(error))
+            else:
+                if call is not None:
+                    group.calls.append(call)
 
     def _lose(self, group: CommitGroup) -> None:
         """Leave out the participants of a member that was ended, and tell its process."""
@@ -308,18 +309,6 @@ class GroupWriter:
             self._attached = Attached()
 
 
-def _ask(committed: Callable[[], Callable[[], object] | None]) -> Callable[[], object] | None:
-    try:
-        return committed()
-    except Exception as error:
-        log.error("journal_participant_failed", error=redact_exception(error))
-        return None
-
-
-def _is_append(request: WriteRequest) -> bool:
-    return request.work is None
-
-
 def _work_of(request: WriteRequest) -> Callable[[JournalSteps], Any]:
     if request.work is not None:
         return request.work
@@ -331,42 +320,97 @@ def _work_of(request: WriteRequest) -> Callable[[JournalSteps], Any]:
 
 
 def answer(
-    requests: Iterable[WriteRequest], calls: Sequence[Callable[[], object]], runtime: Runtime | None
+    requests: Sequence[WriteRequest], calls: Sequence[Callable[[], object]], runtime: Runtime | None
 ) -> None:
     """Run `calls` on the event loop `runtime`, then wake the callers: one call to each loop."""
     # By runtime, not by loop: callers on one loop share theirs, as the writer keeps it.
-    for where, waiting in groupby(requests, key=_runtime):
-        if runtime is not None and calls and where.token is runtime.token:
-            where.call_soon(_Answer(list(waiting), calls))
+    waiting: dict[Runtime, list[WriteRequest]] = {}
+    for request in requests:
+        waiting.setdefault(request.runtime, []).append(request)
+    for where, several in waiting.items():
+        if calls and runtime is not None and (where is runtime or where.token is runtime.token):
+            where.call_soon(partial(_wake, several, calls))
             calls = ()
         else:
-            where.call_soon(_Answer(list(waiting)))
+            where.call_soon(partial(_wake, several, ()))
     if calls and runtime is not None:
-        runtime.call_soon(_Answer([], calls))
+        runtime.call_soon(partial(_wake, (), calls))
 
 
-_runtime: Final = attrgetter("runtime")
+def _wake(requests: Sequence[WriteRequest], calls: Sequence[Callable[[], object]]) -> None:
+    """Run `calls`, then wake the callers; on their event loop."""
+    for call in calls:
+        try:
+            call()
+        except Exception as error:
+            # On trio it would end the program, and the callers would wait for ever.
+            log.error("journal_callback_failed", error=redact_exception(error))
+    for request in requests:
+        reply = request.reply
+        if not reply.done():
+            reply.set_result(None)
+
+
+# -- members of this process -----------------------------------------------------------------------
+
+
+class JoinedMember(NamedTuple):
+    """A member that joined through this journal object."""
+
+    id: int
+    every: float | None
+    """Seconds between renewals; `None` if the caller renews it."""
+    on_lost: Callable[[], object] | None
+    runtime: Runtime
 
 
 @final
-class _Answer:
-    """Runs on the event loop of the callers."""
+class Renewals:
+    """The members that joined through one journal object; used on the writer's thread."""
 
-    __slots__ = ("_calls", "_requests")
+    def __init__(self) -> None:
+        self._joined: dict[int, JoinedMember] = {}
+        self._times: dict[int, float] = {}
+        """When each must be renewed, by the monotonic clock."""
+        self.next = inf
+        """When the first of them must be."""
 
-    def __init__(
-        self, requests: list[WriteRequest], calls: Sequence[Callable[[], object]] = ()
-    ) -> None:
-        self._requests = requests
-        self._calls = calls
+    def add(self, joined: JoinedMember) -> None:
+        """Renew a member from now on."""
+        self._joined[joined.id] = joined
+        if joined.every is not None:
+            self._times[joined.id] = time.monotonic() + joined.every
+            self._plan()
 
-    def __call__(self) -> None:
-        for call in self._calls:
-            try:
-                call()
-            except Exception as error:
-                # On trio it would end the program, and the callers would wait for ever.
-                log.error("journal_callback_failed", error=redact_exception(error))
-        for request in self._requests:
-            if not request.reply.done():
-                request.reply.set_result(None)
+    def drop(self, member: int) -> JoinedMember | None:
+        """Renew a member no more; from any thread."""
+        if self._times.pop(member, None) is not None:
+            self._plan()
+        return self._joined.pop(member, None)
+
+    def _plan(self) -> None:
+        self.next = min(list(self._times.values()), default=inf)
+
+    def patience(self) -> float:
+        """Return the seconds until a member must be renewed; -1 for ever."""
+        return -1 if self.next == inf else max(0.0, self.next - time.monotonic())
+
+    def renew(self, steps: JournalSteps) -> list[int]:
+        """Renew those that are due; return those that were ended."""
+        now = time.monotonic()
+        lost: list[int] = []
+        for member, due in list(self._times.items()):
+            joined = self._joined.get(member)
+            if due > now or joined is None:
+                continue
+            # Also if the commit fails: a full disk is no reason to try without a pause.
+            self._times[member] = now + (joined.every or 0.0)
+            if not steps.count_renewal(member):
+                lost.append(member)
+        self._plan()
+        return lost
+
+    def calls(self, lost: list[int]) -> list[tuple[Runtime, Callable[[], Any]]]:
+        """Forget members that were ended; return what to call, and on which event loop."""
+        found = [self.drop(member) for member in lost]
+        return [(one.runtime, one.on_lost) for one in found if one is not None and one.on_lost]

@@ -22,7 +22,7 @@ from msgbus.journal.ports import CommitParticipant
 from msgbus.journal.records import Appended, Member, Pending, Promises, State
 from msgbus.journal.reports import Retention, TrimReport
 from msgbus.journal.sqlite import letter_reads, upkeep
-from msgbus.journal.sqlite.claims import JoinedMember, JournalSteps
+from msgbus.journal.sqlite.claims import JournalSteps
 from msgbus.journal.sqlite.faults import closed, translated
 from msgbus.journal.sqlite.files import (
     MEMORY,
@@ -31,6 +31,7 @@ from msgbus.journal.sqlite.files import (
     open_reader,
     parse_url,
 )
+from msgbus.journal.sqlite.groups import JoinedMember
 from msgbus.journal.sqlite.questions import QuestionReader
 from msgbus.journal.sqlite.readers import ChangeDetector, Readers
 from msgbus.journal.sqlite.reads import Source
@@ -166,10 +167,15 @@ class SqliteJournal:
                 opened.callback(self._detector.close)
             self._watch = Watch(self._clock, self._detector)
             self._watch.head = steps.store.reader.head()
-            retainer = Retainer(steps, self._retention, self._reserve, self._clock)
+            retainer = self._retainer(steps)
             opened.pop_all()  # from here on `close` sees to it
         self._writer = CommitWriter(steps, retainer, self._watch.tell)
         self._reserve.fill()
+
+    def _retainer(self, steps: JournalSteps) -> Retainer | None:
+        if self._retention == Retention():
+            return None  # everything is kept
+        return Retainer(steps, self._retention, self._reserve, self._clock)
 
     def __repr__(self) -> str:
         return f"<SqliteJournal {self.path}>"
@@ -213,16 +219,13 @@ class SqliteJournal:
         self, operations: Sequence[Operation], member: Member | None = None
     ) -> list[Appended]:
         """Apply all of this or nothing; see `Log.commit`."""
-        writer = self._writer
-        if member is None and operations and all(type(one) is Append for one in operations):
+        if member is None and {*map(type, operations)} == _PLAIN:
             appends = cast("Sequence[Append]", operations)
-            request = writer.request(None, appends, len(operations))
+            request = self._writer.request(None, appends, len(operations))
         else:
-            work: Callable[[JournalSteps], list[Appended]] = lambda steps: steps.commit(  # noqa: E731
-                operations, member
-            )
-            request = writer.request(work, weight=len(operations) or 1)
-        return cast("list[Appended]", await writer.run(request))
+            work = partial(_apply, operations, member)
+            request = self._writer.request(work, weight=len(operations) or 1)
+        return cast("list[Appended]", await self._writer.run(request))
 
     read = _reads(QuestionReader.read)
     head = _reads(QuestionReader.head)
@@ -442,6 +445,12 @@ class SqliteJournal:
         return cast("tuple[T, list[Appended]]", await self._writer.run(request))
 
 
+def _apply(
+    operations: Sequence[Operation], member: Member | None, steps: JournalSteps
+) -> list[Appended]:
+    return steps.store.apply(operations, member)
+
+
 def _set_aside(damaged: Sequence[Pending], steps: JournalSteps) -> None:
     steps.store.rows.set_aside(damaged)
 
@@ -450,6 +459,9 @@ def _retention(options: dict[str, Any]) -> Retention | None:
     limits = {name: options[name] for name in _LIMITS if name in options}
     return Retention(**limits) if limits else None
 
+
+_PLAIN: Final = {Append}
+"""Kinds of operations of a commit that goes together with those of other callers."""
 
 _LIMITS: Final = ("max_age", "max_bytes", "max_count")
 _OPTIONS: Final[dict[str, Callable[[str], Any]]] = {

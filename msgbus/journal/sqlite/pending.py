@@ -5,13 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, final
 
 from msgbus.errors import StaleError
 from msgbus.journal import rows
 from msgbus.journal.operations import Drop, Put
-from msgbus.journal.records import Cursor, Letter, Pending, State
+from msgbus.journal.records import Letter, Pending, State
 from msgbus.journal.sqlite.columns import (
     LETTER,
     PENDING,
@@ -68,10 +69,6 @@ _LOWEST: Final = """
 SELECT min(offset) FROM msgbus_pending INDEXED BY msgbus_pending_key
 WHERE subscription = ? AND partition = ? AND key = ?
 """
-_FORGET_DONE: Final = """
-DELETE FROM msgbus_pending INDEXED BY msgbus_pending_done
-WHERE subscription = ? AND partition = ? AND state = 'done' AND offset <= ?
-"""
 _HOLDER: Final = """
 SELECT offset FROM msgbus_pending INDEXED BY msgbus_pending_unique
 WHERE subscription = ? AND unique_key = ? AND state <> 'dead'
@@ -94,6 +91,16 @@ class PendingRows:
         """Return the offset of the row that has a unique key and is not dead."""
         row = self._connection.execute(_HOLDER, (name, unique)).fetchone()
         return None if row is None else int(row[0])
+
+    def put_all(self, puts: Sequence[Put]) -> None:
+        """Write rows in order: those that are new, or only changed, in few statements each."""
+        for is_new, run in groupby(puts, key=_is_new):
+            if is_new is None:
+                each(self.put, run)
+            elif is_new:
+                self.put_new([put.row for put in run])
+            else:
+                self.update([put.row for put in run])
 
     # -- new rows ------------------------------------------------------------------------------
 
@@ -245,10 +252,6 @@ class PendingRows:
 
     # -- ends ----------------------------------------------------------------------------------
 
-    def forget_done(self, cursor: Cursor) -> None:
-        """Delete rows of acknowledged messages that the cursor has passed."""
-        self._connection.execute(_FORGET_DONE, (cursor.name, cursor.partition, cursor.acked))
-
     def drop(self, operation: Drop) -> None:
         """Delete one row and its letter, and let the next of its key go.
 
@@ -271,14 +274,16 @@ class PendingRows:
         cursor = self._reader.cursor(row.subscription, row.partition)
         return cursor is None or row.offset <= cursor.acked
 
-    def drop_many(self, operations: Sequence[Drop]) -> None:
-        """Delete rows that hold back no other."""
-        if len(operations) == 1:
-            self.drop(operations[0])
-        else:
-            self._transaction.together(
-                partial(self._drop_many, operations), partial(each, self.drop, operations)
-            )
+    def drop_all(self, drops: Sequence[Drop]) -> None:
+        """Delete rows in order: those that hold back no other in few statements."""
+        for is_simple, run in groupby(drops, key=_holds_back_none):
+            several = list(run)
+            if len(several) == 1 or not is_simple:
+                each(self.drop, several)
+            else:
+                self._transaction.together(
+                    partial(self._drop_many, several), partial(each, self.drop, several)
+                )
 
     def _drop_many(self, operations: Sequence[Drop]) -> None:
         groups: dict[tuple[str, int, int, int | None], list[Pending]] = {}
@@ -296,3 +301,15 @@ class PendingRows:
 
 
 _offset: Final = attrgetter("offset")
+
+
+def _is_new(put: Put) -> bool | None:
+    """Tell whether a row is new, rather than changed; `None` if it has to be written alone."""
+    row, letter, promote, _ = put
+    if letter is not None or promote or (row.state is State.PARKED and row.version != 1):
+        return None
+    return row.version == 1
+
+
+def _holds_back_none(drop: Drop) -> bool:
+    return drop.row.key is None and drop.row.state is not State.DAMAGED

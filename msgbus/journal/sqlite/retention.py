@@ -116,6 +116,7 @@ class Trimming:
             return False
         chunk = _chunk(connection, self._after, limit)
         _remove(connection, chunk)
+        steps.store.transaction.known_blocks.clear()
         self._after = chunk.upto
         self.removed += len(chunk.removed)
         self._held_back_by |= chunk.needed_by
@@ -250,7 +251,7 @@ class Retainer:
 
     def look(self, head: int) -> None:
         """Begin to trim if the log has grown by `EVERY` messages."""
-        if self._retention != Retention() and head - self._trimmed_at >= EVERY:
+        if head - self._trimmed_at >= EVERY:
             self._begin(head)
 
     def _begin(self, head: int) -> None:
@@ -273,8 +274,6 @@ class Retainer:
 
     def make_room(self) -> bool:
         """Remove all that need not be kept, as the disk is full; tell whether there was any."""
-        if self._retention == Retention():
-            return False
         before = self._removed
         self._begin(self._trimmed_at)
         while self.is_trimming:
@@ -296,7 +295,7 @@ class Retainer:
         assert trimming is not None  # noqa: S101 (the writer asks `is_trimming` before)
         removed = trimming.removed
         try:
-            self._steps.begin(is_feeding=False)
+            self._transaction.begin(is_feeding=False)
             has_more = trimming.step(self._steps)
             self._transaction.commit()
         except BaseException:

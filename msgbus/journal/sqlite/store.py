@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, cast, final
+from typing import Any, Final, final
 
 from msgbus.errors import StoredMessageError
 from msgbus.journal import rows
@@ -49,7 +49,7 @@ from msgbus.journal.sqlite.messages import (
 from msgbus.journal.sqlite.pending import PendingRows
 from msgbus.journal.sqlite.reads import Source
 from msgbus.journal.sqlite.schema import read_meta
-from msgbus.journal.sqlite.transactions import NotAtOnce, WriteTransaction, inserting
+from msgbus.journal.sqlite.transactions import NotAtOnce, WriteTransaction, each, inserting
 
 _MESSAGES: Final = inserting("messages", MESSAGE)
 _PLAIN_MESSAGES: Final = inserting("messages", PLAIN_MESSAGE)
@@ -64,7 +64,12 @@ UPDATE msgbus_subscriptions SET acked = ?, fetched = ?, owner = ?, crc = ?
 WHERE name = ? AND partition = ? AND epoch = ? AND selection = ? AND owner IS ?
     AND (owner IS NOT NULL OR acked = ?)
 """
-_SINGLE, _APPENDS, _NEW_ROWS, _CHANGED_ROWS, _DROPS = range(5)
+_FORGET_DONE: Final = """
+DELETE FROM msgbus_pending INDEXED BY msgbus_pending_done
+WHERE subscription = ? AND partition = ? AND state = 'done' AND offset <= ?
+"""
+_MOST_KNOWN: Final = 10_000
+"""Entries of the table of blocks that are remembered; more begin anew."""
 
 
 @final
@@ -78,14 +83,17 @@ class Store:
         self.rows = PendingRows(self.transaction, source.codec)
         self._connection = connection
         self._codec = source.codec
-        self._steps: dict[type, Callable[[Any], None]] = {
-            Put: self.rows.put,
-            Drop: self.rows.drop,
+        self._steps: dict[type, Callable[[Sequence[Any]], Any]] = {
+            Append: self.append,
+            Put: self.rows.put_all,
+            Drop: self.rows.drop_all,
             Pass: self._move,
-            Fence: self._fence,
-            Seek: self._seek,
-            Remove: self._remove,
-            Save: self._save,
+            Fence: partial(each, self._fence),
+            Seek: partial(each, self._seek),
+            Remove: partial(each, self._remove),
+            Save: partial(each, self._save),
+            Note: self._note,
+            Reply: self._reply,
         }
 
     def apply(
@@ -94,49 +102,35 @@ class Store:
         """Apply operations of a member in order; return the results of the `Append`s.
 
         Notes and replies come last: nothing depends on them, and the runs of the others, which
-        become one statement each, are longer without them.
+        become few statements each, are longer without them.
+
+        Raises:
+            MemberEndedError: The member was ended.
+            StaleError: A guard fails.
         """
+        if member is not None and member.id not in self.transaction.known_members:
+            self.transaction.require_member(member.id)
         self.rows.acting = None if member is None else member.id
         appended: list[Appended] = []
-        later: dict[type, list[Any]] = {Note: [], Reply: []}
-        rest: list[Operation] = []
-        for operation in operations:
-            later.get(type(operation), rest).append(operation)
-        for lot, run in groupby(rest, key=_lot):
-            together: list[Any] = list(run)
-            if lot == _APPENDS:
-                appended += self.append(together)
-            else:
-                self._apply_run(lot, together)
-        if later[Note]:
-            _DELIVERIES.run(self._connection, [delivery_row(one.delivery) for one in later[Note]])
-        if later[Reply]:
-            self._reply(later[Reply])
+        for kind, run in groupby(sorted(operations, key=_turn), key=type):
+            step, together = self._steps.get(kind), list(run)
+            if step is None:
+                raise rows.not_an_operation(together[0])
+            found = step(together)
+            if kind is Append:
+                appended += found
         return appended
-
-    def _apply_run(self, lot: int, run: list[Any]) -> None:
-        if lot == _NEW_ROWS:
-            self.rows.put_new([put.row for put in run])
-        elif lot == _CHANGED_ROWS:
-            self.rows.update([put.row for put in run])
-        elif lot == _DROPS:
-            self.rows.drop_many(run)
-        else:
-            for operation in cast("list[Operation]", run):
-                step = self._steps.get(type(operation))
-                if step is None:
-                    raise rows.not_an_operation(operation)
-                step(operation)
 
     # -- the log -------------------------------------------------------------------------------
 
     def append(self, appends: Sequence[Append]) -> list[Appended]:
         """Add messages that are not there yet, and rows in their queues."""
-        if len(appends) == 1:
-            return [self._append_one(appends[0])]
-        return self.transaction.together(
-            partial(self.append_new, appends), lambda: [self._append(one) for one in appends]
-        )
+        try:
+            if len(appends) == 1 and appends[0].queue is None:
+                return self.append_new(appends)
+            return self.transaction.attempt(self.append_new, appends)
+        except (NotAtOnce, sqlite3.IntegrityError):
+            return [self._append(one) for one in appends]
 
     def append_new(self, appends: Sequence[Append]) -> list[Appended]:
         """Add messages that are all new.
@@ -145,36 +139,41 @@ class Store:
             NotAtOnce: One of them has to be looked at on its own.
             sqlite3.IntegrityError: One of them is there.
         """
-        start = offset = self.transaction.head + 1
-        messages: list[Row] = []
+        transaction = self.transaction
+        start = offset = transaction.head + 1
+        plain: list[Row] = []
+        others: list[Row] = []
         blocks: set[tuple[str, str, float, int]] = set()
         queued: list[Pending] = []
         for offset, (record, queue, due, unique) in enumerate(appends, start):
-            if queue == DELAYED:
-                raise NotAtOnce
-            messages.append(self._message(record, offset))
+            try:
+                row = message_row(record, offset, self._codec)
+            except UnicodeEncodeError as error:
+                raise _not_unicode(record, error) from error
+            (plain if len(row) == _PLAIN else others).append(row)
             blocks.add((record.name, record.topic, record.time // SPAN, offset // BLOCK))
             if queue is not None:
+                if queue == DELAYED:
+                    raise NotAtOnce
                 queued.append(rows.queued(queue, record, offset, due, unique))
-        plain = [row for row in messages if len(row) == _PLAIN]
         _PLAIN_MESSAGES.run(self._connection, plain)
-        if len(plain) != len(messages):
-            _MESSAGES.run(self._connection, [row for row in messages if len(row) != _PLAIN])
-        _BLOCKS.run(self._connection, block_rows(blocks))
-        self.rows.add(queued)
-        self.transaction.head = offset
+        _MESSAGES.run(self._connection, others)
+        if not blocks <= transaction.known_blocks:
+            self._add_blocks(blocks)
+        if queued:
+            self.rows.add(queued)
+        transaction.head = offset
         offsets = range(start, offset + 1)
-        if self.transaction.is_feeding:
-            self.transaction.appended += map(_claim, appends, offsets)
+        if transaction.is_feeding:
+            transaction.appended += map(_claim, appends, offsets)
         return list(map(Appended, offsets))
 
-    def _append_one(self, append: Append) -> Appended:
-        if append.queue is None:
-            try:
-                return Appended(self._add(append))
-            except sqlite3.IntegrityError:
-                pass  # the log has it
-        return self._append(append)
+    def _add_blocks(self, blocks: set[tuple[str, str, float, int]]) -> None:
+        known = self.transaction.known_blocks
+        _BLOCKS.run(self._connection, block_rows(blocks - known))
+        if len(known) > _MOST_KNOWN:
+            known.clear()
+        known |= blocks
 
     def _append(self, append: Append) -> Appended:
         """Add one message, unless the log has it or a row has its unique key."""
@@ -186,22 +185,11 @@ class Store:
             known = self.rows.holder(queue, unique)
         if known is not None:
             return Appended(known, is_duplicate=True)
-        offset = self._next_delayed() if is_delayed else self._add(append)
-        if queue is not None:
-            self.rows.add([rows.queued(queue, record, offset, due, unique)])
+        if not is_delayed:
+            return self.append_new([append])[0]
+        offset = self._next_delayed()
+        self.rows.add([rows.queued(queue, record, offset, due, unique)])
         return Appended(offset)
-
-    def _add(self, append: Append) -> int:
-        offset = self.transaction.head + 1
-        record = append.record
-        row = self._message(record, offset)
-        (_PLAIN_MESSAGES if len(row) == _PLAIN else _MESSAGES).run(self._connection, [row])
-        block = (record.name, record.topic, record.time // SPAN, offset // BLOCK)
-        _BLOCKS.run(self._connection, block_rows([block]))
-        self.transaction.head = offset
-        if self.transaction.is_feeding:
-            self.transaction.appended.append(_claim(append, offset))
-        return offset
 
     def _next_delayed(self) -> int:
         count = int(read_meta(self._connection, "delayed") or 0) + 1
@@ -210,39 +198,42 @@ class Store:
         )
         return count
 
-    def _message(self, record: Record, offset: int) -> Row:
-        try:
-            return message_row(record, offset, self._codec)
-        except UnicodeEncodeError as error:
-            message = (
-                f"{record.name} {record.message_id!r} has text that is not Unicode in its topic, "
-                f"key, ids or headers: {error}."
-            )
-            raise StoredMessageError(message, message_id=record.message_id) from error
-
     # -- cursors -------------------------------------------------------------------------------
 
-    def _move(self, operation: Pass) -> None:
-        before, head = operation.cursor, self.transaction.head
-        if max(operation.acked, operation.fetched) > head:
-            raise rows.beyond_head(before.name, operation.fetched, head, self.path)
-        if before.owner not in (None, self.rows.acting):
-            raise rows.owner_changed(before)
-        if not self._has_moved(operation):
-            stored = self.reader.cursor(before.name, before.partition)
-            # The selection may have been replaced since the cursor was read.
-            known = before._replace(
-                selection=before.selection if stored is None else stored.selection
-            )
-            if known == before or not self._has_moved(operation._replace(cursor=known)):
+    def _move(self, moves: Sequence[Pass]) -> None:
+        for move in moves:
+            before, acked, fetched, is_released = move
+            if max(acked, fetched) > self.transaction.head:
+                raise rows.beyond_head(before.name, fetched, self.transaction.head, self.path)
+            if before.owner not in (None, self.rows.acting):
                 raise rows.owner_changed(before)
-        self.rows.forget_done(operation.after)
+            owner = None if is_released else before.owner
+            after = before._replace(acked=acked, fetched=fetched, owner=owner)
+            if not self._has_moved(before, after):
+                self._move_anew(before, after)
+            if acked != before.acked:
+                self.forget_done(after)
 
-    def _has_moved(self, operation: Pass) -> bool:
-        before, after = operation.cursor, cursor_row(operation.after)
-        where = (before.name, before.partition, before.epoch, before.selection, before.owner)
-        values = (*after[2:5], after[-1], *where, before.acked)
+    def _has_moved(self, before: Cursor, after: Cursor) -> bool:
+        name, partition, acked, _, owner, epoch, selection = before
+        values = (
+            *(after.acked, after.fetched, after.owner, cursor_row(after)[-1]),
+            *(name, partition, epoch, selection, owner, acked),
+        )
         return self._connection.execute(_MOVE_CURSOR, values).rowcount == 1
+
+    def _move_anew(self, before: Cursor, after: Cursor) -> None:
+        """Move a cursor whose selection may have been replaced since it was read."""
+        stored = self.reader.cursor(before.name, before.partition)
+        if stored is None or stored.selection == before.selection:
+            raise rows.owner_changed(before)
+        known = before._replace(selection=stored.selection)
+        if not self._has_moved(known, after._replace(selection=stored.selection)):
+            raise rows.owner_changed(before)
+
+    def forget_done(self, cursor: Cursor) -> None:
+        """Delete rows of acknowledged messages that the cursor has passed."""
+        self._connection.execute(_FORGET_DONE, (cursor.name, cursor.partition, cursor.acked))
 
     def set_cursors(self, cursors: Iterable[Cursor]) -> None:
         """Write cursors as they are, whatever is stored."""
@@ -269,14 +260,17 @@ class Store:
         ]
         self.set_cursors(cursors)
         for cursor in cursors:
-            self.rows.forget_done(cursor)
+            self.forget_done(cursor)
 
     def _remove(self, remove: Remove) -> None:
         for column in ("letters WHERE subscription", "pending WHERE subscription"):
             self._connection.execute(f"DELETE FROM msgbus_{column} = ?", remove)  # noqa: S608
         self._connection.execute("DELETE FROM msgbus_subscriptions WHERE name = ?", remove)
 
-    # -- results and instances -----------------------------------------------------------------
+    # -- deliveries, results and instances -----------------------------------------------------
+
+    def _note(self, notes: Sequence[Note]) -> None:
+        _DELIVERIES.run(self._connection, [delivery_row(one.delivery) for one in notes])
 
     def _reply(self, replies: Sequence[Reply]) -> None:
         values = [
@@ -296,22 +290,25 @@ class Store:
 def _claim(append: Append, offset: int) -> Claim:
     record, queue, due, unique = append
     placed = Record._make((*record[:-1], offset))
+    if queue is None:
+        state, time = State.WAITING, record.time
+        return Claim(
+            Pending("", offset, 0, None, state, 0, 0.0, None, 0, False, None, time), placed
+        )
     return Claim(rows.queued(queue, placed, offset, due, unique), placed)
 
 
-def _lot(operation: Operation) -> int:
-    """Tell which operations become one statement."""
-    kind = type(operation)
-    if kind is Append:
-        return _APPENDS
-    if kind is Put:
-        row, letter, promote, _ = cast("Put", operation)
-        if letter is not None or promote:
-            return _SINGLE
-        if row.version == 1:
-            return _NEW_ROWS
-        return _SINGLE if row.state is State.PARKED else _CHANGED_ROWS
-    if kind is Drop:
-        row = cast("Drop", operation).row
-        return _DROPS if row.key is None and row.state is not State.DAMAGED else _SINGLE
-    return _SINGLE
+def _not_unicode(record: Record, error: UnicodeEncodeError) -> StoredMessageError:
+    message = (
+        f"{record.name} {record.message_id!r} has text that is not Unicode in its topic, "
+        f"key, ids or headers: {error}."
+    )
+    return StoredMessageError(message, message_id=record.message_id)
+
+
+def _turn(operation: Operation) -> int:
+    """Return when to apply an operation: in order, apart from notes and replies."""
+    return _TURNS.get(type(operation), 0)
+
+
+_TURNS: Final[dict[type, int]] = {Note: 1, Reply: 2}

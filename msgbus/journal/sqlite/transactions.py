@@ -6,20 +6,23 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Final, TypeVar, cast, final
+from typing import Final, ParamSpec, TypeVar, cast, final
 
-from msgbus.errors import JournalError
+from msgbus.errors import JournalError, MemberEndedError
 from msgbus.journal.ports import Claim
 from msgbus.journal.sqlite.files import MEMORY
 from msgbus.journal.sqlite.guard import GuardedConnection
 from msgbus.journal.sqlite.messages import Row
-from msgbus.journal.sqlite.readers import data_version
 from msgbus.journal.sqlite.reads import Source, TableReader
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-_LARGEST: Final = 128 if sqlite3.sqlite_version_info >= (3, 32) else 48
-"""Older versions of SQLite take no more than 999 values."""
+_SIZES: Final = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+"""Rows of one statement."""
+
+_MOST_VALUES: Final = 32_766 if sqlite3.sqlite_version_info >= (3, 32) else 999
+"""Values that SQLite takes in one statement."""
 
 
 class NotAtOnce(Exception):  # noqa: N818
@@ -28,27 +31,41 @@ class NotAtOnce(Exception):  # noqa: N818
 
 @final
 class WriteTransaction:
-    """One transaction after another on one connection; one thread uses it."""
+    """One transaction after another on one connection; one thread uses it.
+
+    What it knows of the file holds until another connection has committed, or something was
+    undone: only then is it read again.
+    """
 
     def __init__(self, connection: sqlite3.Connection, source: Source) -> None:
         self.connection = connection
         self.reader = TableReader(connection, source)
         self.head = 0
+        self.known_members: set[int] = set()
+        """Members that are there."""
+        self.known_blocks: set[Row] = set()
+        """Entries that the table of blocks has."""
         self.appended: list[Claim] = []
         """What it has appended, if `is_feeding`."""
         self.is_feeding = False
         self.commits = 0
         """Commits of this connection."""
-        self._version = data_version(connection)
+        self._is_known = False
+        self._version = -1
         self._saw_others = False
         self._place = FilePlace(source.path)
+        self._look_for_others()
+        self._saw_others = False
 
     def begin(self, *, is_feeding: bool) -> None:
         """Begin, with the sole right to write from the first moment on."""
         self.connection.execute("BEGIN IMMEDIATE")
         self._look_for_others()
-        # Read anew each time: another process may have written since.
-        self.head = self.reader.head()
+        if not self._is_known:
+            self.head = self.reader.head()
+            self.known_members.clear()
+            self.known_blocks.clear()
+        self._is_known = False  # until it is committed
         self.appended = []
         self.is_feeding = is_feeding
 
@@ -61,12 +78,15 @@ class WriteTransaction:
         self.connection.execute("COMMIT")
         self.commits += 1
         self._place.check()
+        self._is_known = True
 
     def _look_for_others(self) -> None:
         # Commits of this connection do not change its data version.
-        version = data_version(self.connection)
-        self._saw_others |= version != self._version
-        self._version = version
+        (version,) = self.connection.execute("PRAGMA data_version").fetchone()
+        if version != self._version:
+            self._version = version
+            self._saw_others = True
+            self._is_known = False
 
     def has_others(self) -> bool:
         """Tell whether other connections have committed since the last call."""
@@ -75,20 +95,36 @@ class WriteTransaction:
         saw_others, self._saw_others = self._saw_others, False
         return saw_others
 
+    def has_member(self, member: int) -> bool:
+        """Tell whether a member exists."""
+        if member not in self.known_members:
+            query = "SELECT 1 FROM msgbus_members WHERE id = ?"
+            if self.connection.execute(query, (member,)).fetchone() is None:
+                return False
+            self.known_members.add(member)
+        return True
+
+    def require_member(self, member: int) -> None:
+        """Raise unless the member exists."""
+        if not self.has_member(member):
+            raise MemberEndedError(member)
+
     def roll_back(self) -> None:
         """Undo it; SQLite may have done so itself."""
         if self.connection.in_transaction:
             self.connection.execute("ROLLBACK")
 
-    def attempt(self, function: Callable[[], T]) -> T:
+    def attempt(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the value of `function`; if it raises, nothing that it did is kept."""
         head, length = self.head, len(self.appended)
         self.connection.execute("SAVEPOINT part")
         try:
-            value = function()
+            value = function(*args, **kwargs)
         except BaseException:
             self.head = head
             del self.appended[length:]
+            self.known_members.clear()
+            self.known_blocks.clear()
             # After some errors, such as a full disk, there is no transaction left at all.
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK TO part")
@@ -126,14 +162,15 @@ class MultiRow:
     """A statement for many rows: each call of SQLite releases the interpreter's lock."""
 
     def __init__(self, start: str, row: str, end: str = "") -> None:
-        self._sizes = [
-            (size, f"{start} {','.join([row] * size)}{end}") for size in (_LARGEST, 16, 4, 1)
+        most = (_MOST_VALUES - start.count("?")) // row.count("?")
+        self._statements = [
+            (size, f"{start} {','.join([row] * size)}{end}") for size in _SIZES if size <= most
         ]
 
     def run(self, connection: sqlite3.Connection, rows: Sequence[Row], before: Row = ()) -> int:
         """Run it for all rows, in few calls; return the number of rows changed."""
         start, left, changed = 0, len(rows), 0
-        for size, statement in self._sizes:
+        for size, statement in self._statements:
             while left >= size:
                 values = list(chain(before, *rows[start : start + size]))
                 changed += connection.execute(statement, values).rowcount
@@ -154,7 +191,8 @@ class FilePlace:
     def __init__(self, path: str) -> None:
         self._path = path
         paths = () if path == MEMORY else (path, f"{path}-wal")
-        self._files = {one: _identity(one) for one in paths}
+        self._files: dict[str, tuple[int, int] | None] = dict.fromkeys(paths)
+        self.check()
 
     def check(self) -> None:
         """Look again.
@@ -163,7 +201,11 @@ class FilePlace:
             JournalError: The path names no file, or another one.
         """
         for path, known in self._files.items():
-            found = _identity(path)
+            try:
+                status = os.stat(path)  # noqa: PTH116 (twice a commit)
+                found = status.st_dev, status.st_ino
+            except OSError:
+                found = None
             if found == known:
                 continue
             if known is not None:
@@ -174,11 +216,3 @@ class FilePlace:
                 )
                 raise JournalError(message, path=self._path)
             self._files[path] = found  # the log is made by the first commit
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)  # noqa: PTH116 (twice a commit)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, final
@@ -11,9 +12,15 @@ from typing import Any, Final, final
 from msgbus.journal.operations import Append
 from msgbus.journal.ports import CommitParticipant
 from msgbus.journal.records import Member
-from msgbus.journal.sqlite.claims import JournalSteps, Renewals
+from msgbus.journal.sqlite.claims import JournalSteps
 from msgbus.journal.sqlite.faults import closed
-from msgbus.journal.sqlite.groups import CommitGroup, GroupWriter, WriteRequest, answer
+from msgbus.journal.sqlite.groups import (
+    CommitGroup,
+    GroupWriter,
+    Renewals,
+    WriteRequest,
+    answer,
+)
 from msgbus.journal.sqlite.retention import Retainer
 from msgbus.runtime.event_loop import Runtime, current_runtime
 
@@ -30,7 +37,7 @@ class CommitWriter:
     """
 
     def __init__(
-        self, steps: JournalSteps, retainer: Retainer, on_commit: Callable[..., None]
+        self, steps: JournalSteps, retainer: Retainer | None, on_commit: Callable[..., None]
     ) -> None:
         self._path = steps.store.path
         self._transaction = steps.store.transaction
@@ -72,25 +79,26 @@ class CommitWriter:
 
     async def run(self, request: WriteRequest) -> Any:
         """Return the value of a request, once it is committed."""
-        self._submit(request)
+        # Under the lock, so that nothing can arrive when the thread has seen the end.
+        with self._guard:
+            if self._thread is None or self._is_closed:
+                self._start()
+            self._arrivals.append(request)
+            if self._is_asleep:
+                self._is_asleep = False
+                self._bell.release()
+        if self._thread is None:
+            with self._here:
+                self._commit(self._take()[0])
         try:
             await request.reply
         except BaseException:
             # If the writer has not come to it yet, it need not be written.
             request.is_abandoned = True
             raise
-        return request.result()
-
-    def _submit(self, request: WriteRequest) -> None:
-        # Under the lock, so that nothing can arrive when the thread has seen the end.
-        with self._guard:
-            if self._thread is None or self._is_closed:
-                self._start()
-            self._arrivals.append(request)
-            self._wake()
-        if self._thread is None:
-            with self._here:
-                self._commit(self._take()[0])
+        if request.error is not None:
+            raise request.error
+        return request.value
 
     def _start(self) -> None:
         if self._is_closed:
@@ -126,17 +134,18 @@ class CommitWriter:
     # -- on the thread -------------------------------------------------------------------------
 
     def _work(self) -> None:
-        is_last = False
+        is_last, retainer = False, self._retainer
         while not is_last:
-            if not self._retainer.is_trimming:
+            is_trimming = retainer is not None and retainer.is_trimming
+            if not is_trimming:
                 self._sleep()
             requests, is_last = self._take()
-            if requests or (self.renewals.is_due() and not is_last):
+            if requests or (self.renewals.next <= time.monotonic() and not is_last):
                 self._commit(requests)
             if self._must_look:
                 self._look()
-            if self._retainer.is_trimming:
-                self._retainer.step()
+            if retainer is not None and is_trimming:
+                retainer.step()
 
     def _sleep(self) -> None:
         """Wait until something arrives, the end has come, or a member must be renewed."""
@@ -155,25 +164,34 @@ class CommitWriter:
     def _take(self) -> tuple[list[WriteRequest], bool]:
         """Return what has arrived, at most one group, and whether it is the last."""
         with self._guard:
-            taken, weight = 0, 0
-            for request in self._arrivals:
+            requests, self._arrivals = self._arrivals, []
+            weight = 0
+            for taken, request in enumerate(requests):
                 weight += request.weight
-                if taken and weight > MOST:
+                if weight > MOST and taken:
+                    self._arrivals = requests[taken:]
+                    del requests[taken:]
                     break
-                taken += 1
-            requests = self._arrivals[:taken]
-            del self._arrivals[:taken]
             is_last = self._is_closed and not self._arrivals
         return [request for request in requests if not request.is_abandoned], is_last
 
     def _commit(self, requests: list[WriteRequest]) -> None:
-        *before, last = self._write(requests)
-        for group in before:
+        writes = [request for request in requests if not request.is_read]
+        if len(writes) != len(requests):
+            self._groups.read(requests)
+            if not writes:
+                answer(requests, (), None)
+                return
+        groups = [self._groups.write(writes)]
+        if groups[0].is_full:
+            groups += self._write_again(writes)
+        for group in groups[:-1]:
             answer((), group.calls, group.runtime)
-        if any(group.has_changes for group in (*before, last)):
-            self._on_commit(last.head)
-        answer(requests, last.calls, last.runtime)
-        self._retainer.look(last.head)
+        if any(group.has_changes for group in groups):
+            self._on_commit(groups[-1].head)
+        answer(requests, groups[-1].calls, groups[-1].runtime)
+        if self._retainer is not None:
+            self._retainer.look(groups[-1].head)
 
     def _look(self) -> None:
         self._must_look = False
@@ -181,11 +199,13 @@ class CommitWriter:
             if self._transaction.has_others():
                 self._on_commit(self._transaction.reader.head(), others=True)
 
-    def _write(self, requests: list[WriteRequest]) -> list[CommitGroup]:
-        """Write a group; on a full disk after some room was made, then one request at a time."""
-        groups = [self._groups.write(requests)]
-        if groups[-1].is_full and self._retainer.make_room():
+    def _write_again(self, requests: list[WriteRequest]) -> list[CommitGroup]:
+        """Write a group on a full disk after some room was made, then one request at a time."""
+        groups: list[CommitGroup] = []
+        if self._retainer is not None and self._retainer.make_room():
             groups.append(self._groups.write(requests))
-        if groups[-1].is_full and len(requests) > 1:
+            if not groups[-1].is_full:
+                return groups
+        if len(requests) > 1:
             groups += [self._groups.write([request]) for request in requests]
         return groups
