@@ -336,11 +336,14 @@ def metadata_of(message: Message) -> Metadata:
 
 def _materialise(message: Message) -> Metadata:
     with _making:
-        meta = peek(message)
-        if meta is None or isinstance(meta, Root):
+        try:
+            meta = message.__meta__
+        except AttributeError:
+            meta = None
+        if meta is None or meta is ROOT:
             meta = Metadata(fixed=meta is not None)
             set_meta(message, meta)
-        return meta
+        return cast("Metadata", meta)
 
 
 def peek(message: Message) -> Metadata | Root | None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final, final
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
+from typing import Any, Final, NamedTuple, final
 
 from msgbus.errors import MemberEndedError
 from msgbus.journal import rows
@@ -21,6 +23,7 @@ from msgbus.journal.records import (
 from msgbus.journal.sqlite.columns import PENDING
 from msgbus.journal.sqlite.reads import SCAN
 from msgbus.journal.sqlite.store import Store
+from msgbus.runtime.event_loop import Runtime
 
 _OWNED: Final = (
     f"SELECT {PENDING} FROM msgbus_pending INDEXED BY msgbus_pending_owner WHERE owner = ?"  # noqa: S608
@@ -232,3 +235,64 @@ def _unreadable(name: str, offset: int, partition: int) -> Pending:
     """Make the row of a message that is damaged."""
     state, error = State.DAMAGED, _UNREADABLE
     return Pending(name, offset, partition, None, state, 0, None, None, 1, False, error, 0.0)
+
+
+# -- members of this process -----------------------------------------------------------------------
+
+
+class JoinedMember(NamedTuple):
+    """A member that joined through this journal object."""
+
+    id: int
+    every: float | None
+    """Seconds between renewals; `None` if the caller renews it."""
+    on_lost: Callable[[], object] | None
+    runtime: Runtime
+
+
+@final
+class Renewals:
+    """The members that joined through one journal object; used on the writer's thread."""
+
+    def __init__(self) -> None:
+        self._joined: dict[int, JoinedMember] = {}
+        self._times: dict[int, float] = {}
+        """When each must be renewed, by the monotonic clock."""
+        self.next = inf
+        """When the first of them must be."""
+
+    def add(self, joined: JoinedMember) -> None:
+        """Renew a member from now on."""
+        self._joined[joined.id] = joined
+        if joined.every is not None:
+            self._times[joined.id] = time.monotonic() + joined.every
+            self._plan()
+
+    def drop(self, member: int) -> JoinedMember | None:
+        """Renew a member no more; from any thread."""
+        if self._times.pop(member, None) is not None:
+            self._plan()
+        return self._joined.pop(member, None)
+
+    def _plan(self) -> None:
+        self.next = min(list(self._times.values()), default=inf)
+
+    def renew(self, steps: JournalSteps) -> list[int]:
+        """Renew those that are due; return those that were ended."""
+        now = time.monotonic()
+        lost: list[int] = []
+        for member, due in list(self._times.items()):
+            joined = self._joined.get(member)
+            if due > now or joined is None:
+                continue
+            # Also if the commit fails: a full disk is no reason to try without a pause.
+            self._times[member] = now + (joined.every or 0.0)
+            if not steps.count_renewal(member):
+                lost.append(member)
+        self._plan()
+        return lost
+
+    def calls(self, lost: list[int]) -> list[tuple[Runtime, Callable[[], Any]]]:
+        """Forget members that were ended; return what to call, and on which event loop."""
+        found = [self.drop(member) for member in lost]
+        return [(one.runtime, one.on_lost) for one in found if one is not None and one.on_lost]

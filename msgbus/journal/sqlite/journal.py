@@ -16,13 +16,13 @@ import anyio
 import anyio.to_thread
 
 from msgbus.errors import JournalFullError
-from msgbus.journal.operations import Append, Operation
+from msgbus.journal.operations import Operation
 from msgbus.journal.options import parse_options, seconds
 from msgbus.journal.ports import CommitParticipant
 from msgbus.journal.records import Appended, Member, Pending, Promises, State
 from msgbus.journal.reports import Retention, TrimReport
 from msgbus.journal.sqlite import letter_reads, upkeep
-from msgbus.journal.sqlite.claims import JournalSteps
+from msgbus.journal.sqlite.claims import JoinedMember, JournalSteps
 from msgbus.journal.sqlite.faults import closed, translated
 from msgbus.journal.sqlite.files import (
     MEMORY,
@@ -31,7 +31,6 @@ from msgbus.journal.sqlite.files import (
     open_reader,
     parse_url,
 )
-from msgbus.journal.sqlite.groups import JoinedMember
 from msgbus.journal.sqlite.questions import QuestionReader
 from msgbus.journal.sqlite.readers import ChangeDetector, Readers
 from msgbus.journal.sqlite.reads import Source
@@ -191,14 +190,14 @@ class SqliteJournal:
 
     async def write_tables(self, work: Callable[[JournalSteps], T]) -> T:
         """Run `work` inside the next commit; for the methods below."""
-        return cast("T", await self._writer.run(self._writer.request(work)))
+        return cast("T", await self._writer.run(self._writer.request(work=work)))
 
     async def read_tables(self, function: Callable[[QuestionReader], T]) -> T:
         """Run `function` on a snapshot; for the methods below."""
         if self._readers is not None:
             return await self._readers.run(partial(self._ask, function))
         # A database in memory has one connection only.
-        request = self._writer.request(lambda _: self._ask(function, self._connection))
+        request = self._writer.request(work=lambda _: self._ask(function, self._connection))
         request.is_read = True
         return cast("T", await self._writer.run(request))
 
@@ -219,12 +218,7 @@ class SqliteJournal:
         self, operations: Sequence[Operation], member: Member | None = None
     ) -> list[Appended]:
         """Apply all of this or nothing; see `Log.commit`."""
-        if member is None and {*map(type, operations)} == _PLAIN:
-            appends = cast("Sequence[Append]", operations)
-            request = self._writer.request(None, appends, len(operations))
-        else:
-            work = partial(_apply, operations, member)
-            request = self._writer.request(work, weight=len(operations) or 1)
+        request = self._writer.request(operations, member)
         return cast("list[Appended]", await self._writer.run(request))
 
     read = _reads(QuestionReader.read)
@@ -287,7 +281,7 @@ class SqliteJournal:
         on_lost: Callable[[], object] | None = None,
     ) -> Member:
         """Become a member; see `Members.join`."""
-        request = self._writer.request(lambda steps: steps.join(process, serves))
+        request = self._writer.request(work=lambda steps: steps.join(process, serves))
         renewals, runtime = self._writer.renewals, request.runtime
 
         def begin(member: Member) -> None:
@@ -305,7 +299,7 @@ class SqliteJournal:
 
     async def end(self, member: Member) -> bool:
         """Delete a member that was not renewed since it was read; see `Members.end`."""
-        request = self._writer.request(lambda steps: steps.end(member))
+        request = self._writer.request(work=lambda steps: steps.end(member))
 
         def forget(is_ended: bool) -> None:
             if is_ended:
@@ -413,7 +407,7 @@ class SqliteJournal:
         return trimming.report
 
     async def _trim_some(self, step: Trimming) -> bool:
-        request = self._writer.request(step.step)
+        request = self._writer.request(work=step.step)
         request.on_commit = lambda _: checkpoint(self._connection)
         return cast("bool", await self._writer.run(request))
 
@@ -440,15 +434,9 @@ class SqliteJournal:
             value = steps.store.transaction.call(function)
             return value, steps.store.apply(operations, member)
 
-        request = self._writer.request(work, weight=len(operations) + 1)
+        request = self._writer.request(operations, work=work)
         request.is_of_user = True
         return cast("tuple[T, list[Appended]]", await self._writer.run(request))
-
-
-def _apply(
-    operations: Sequence[Operation], member: Member | None, steps: JournalSteps
-) -> list[Appended]:
-    return steps.store.apply(operations, member)
 
 
 def _set_aside(damaged: Sequence[Pending], steps: JournalSteps) -> None:
@@ -459,9 +447,6 @@ def _retention(options: dict[str, Any]) -> Retention | None:
     limits = {name: options[name] for name in _LIMITS if name in options}
     return Retention(**limits) if limits else None
 
-
-_PLAIN: Final = {Append}
-"""Kinds of operations of a commit that goes together with those of other callers."""
 
 _LIMITS: Final = ("max_age", "max_bytes", "max_count")
 _OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
