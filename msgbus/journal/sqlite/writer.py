@@ -17,6 +17,7 @@ from msgbus.journal.ports import CommitParticipant
 from msgbus.journal.records import Member
 from msgbus.journal.sqlite.claims import JournalSteps, Renewals
 from msgbus.journal.sqlite.faults import closed, is_the_file, is_undecodable, translate
+from msgbus.journal.sqlite.files import MEMORY
 from msgbus.journal.sqlite.readers import lenient
 from msgbus.journal.sqlite.retention import Retainer
 from msgbus.runtime.event_loop import Runtime, current_runtime
@@ -64,13 +65,11 @@ class WriteRequest:
         """On whose behalf."""
         self.work = work
         """What to do instead of applying the operations."""
-
-    @property
-    def is_plain(self) -> bool:
+        is_plain = work is None and member is None
+        if is_plain and (len(operations) != 1 or type(operations[0]) is not Append):
+            is_plain = {*map(type, operations)} == {Append}
+        self.is_plain = is_plain
         """Whether it only appends: such requests of many callers become one statement."""
-        return (
-            self.work is None and self.member is None and {*map(type, self.operations)} == {Append}
-        )
 
     def fail(self, error: BaseException, path: str) -> None:
         """Set the error: of SQLite as ours, but a fault in a statement of the user as it is."""
@@ -472,10 +471,11 @@ class CommitWriter:
         return [request for request in requests if not request.is_abandoned], is_last
 
     def _commit(self, requests: list[WriteRequest]) -> None:
-        writes = [request for request in requests if not request.is_read]
-        if len(writes) != len(requests):
+        writes = requests
+        if self._path == MEMORY:  # others read on connections of their own
+            writes = [request for request in requests if not request.is_read]
             self._groups.read(requests)
-            if not writes:
+            if requests and not writes:
                 answer(requests, (), None)
                 return
         groups = [self._groups.write(writes)]
@@ -515,10 +515,8 @@ def answer(
 ) -> None:
     """Run `calls` on the event loop `runtime`, then wake the callers: one call to each loop."""
     # By runtime, not by loop: callers on one loop share theirs, as the writer keeps it.
-    waiting: dict[Runtime, list[WriteRequest]] = {}
-    for request in requests:
-        waiting.setdefault(request.runtime, []).append(request)
-    for where, several in waiting.items():
+    for where in {request.runtime for request in requests}:
+        several = [request for request in requests if request.runtime is where]
         if calls and runtime is not None and (where is runtime or where.token is runtime.token):
             where.call_soon(partial(_wake, several, calls))
             calls = ()
