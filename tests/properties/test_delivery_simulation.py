@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from msgbus.journal.memory_tables import MemoryTables
 from msgbus.journal.operations import Operation
 from msgbus.journal.records import Member
 from msgbus.subscriptions.in_flight import InFlight
@@ -97,11 +96,11 @@ def test_effects_that_are_not_fenced_are_found_twice(monkeypatch: pytest.MonkeyP
     def unfenced(one: InFlight, time: float) -> list[Operation]:
         return []
 
-    def anybody(tables: MemoryTables, member: Member) -> None:
+    def anybody(tables: object, member: Member) -> None:
         pass
 
     monkeypatch.setattr(InFlight, "acknowledgement", unfenced)
-    monkeypatch.setattr(MemoryTables, "require", anybody)
+    monkeypatch.setattr("msgbus.journal.memory._Steps.require", anybody)
 
     assert any(simulate(seed)[0].effects_twice for seed in range(60))
 
