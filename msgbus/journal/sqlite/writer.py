@@ -238,18 +238,18 @@ class GroupWriter:
         """Run one request; what it did is undone if it raises."""
         transaction = self._transaction
         try:
-            if request.work is not None:
-                step = partial(transaction.attempt, request.work, self._steps)
-            else:
-                apply = self._steps.store.apply
-                step = partial(transaction.attempt, apply, request.operations, request.member)
-            request.value = self._read_on(step)
+            request.value = self._read_on(transaction.attempt, self._do, request)
         except BaseException as error:
             if not transaction.connection.in_transaction:
                 raise
             request.fail(error, self._path)
             if isinstance(error, MemberEndedError):
                 group.lost.append(error.member_id)
+
+    def _do(self, request: WriteRequest) -> Any:
+        if request.work is not None:
+            return request.work(self._steps)
+        return self._steps.store.apply(request.operations, request.member)
 
     def _read_on(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `function`; again if it meets text that is none, whose row is damaged."""
