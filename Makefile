@@ -35,7 +35,7 @@ endef
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo quick test stress pythons check fix bench bench-spark walk docs mutate clean
+.PHONY: help demo quick test stress pythons check fix bench bench-spark soak walk docs mutate clean
 
 help: ## Print this list
 	@echo "Targets (each makes $(VENV) by itself if needed):"
@@ -95,6 +95,9 @@ bench: $(VENV)/.dev ## Run the benchmarks (ARGS: options of the benchmarks)
 
 bench-spark: $(VENV)/.dev ## Measure the data pipeline, 40 minutes (ARGS: --rows 500000)
 	@$(PY) -m benchmarks.spark $(ARGS)
+
+soak: $(VENV)/.dev ## Run processes on one journal for an hour and kill one each minute (ARGS: --minutes 5)
+	@$(PY) -m benchmarks.soak $(ARGS)
 
 walk: $(VENV)/.spark ## Print the files and functions that a message passes (ARGS: command event, --counts)
 	@$(PY) -m benchmarks.walk $(ARGS)
