@@ -1,16 +1,23 @@
-"""Tables of a journal in memory: dictionaries, an index, an undo log, and the operations."""
+"""Tables of a journal in memory: dictionaries, an index, what undoes a commit, the operations."""
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from itertools import islice
-from typing import Any, TypeVar
+from functools import partial, singledispatchmethod, wraps
+from heapq import merge
+from itertools import takewhile
+from math import inf
+from operator import attrgetter
+from types import CoroutineType
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
-from msgbus.errors import MemberEndedError
+from anyio import lowlevel
+
+from msgbus.errors import JournalClosedError, MemberEndedError
 from msgbus.journal import operations as op, rows
 from msgbus.journal.ports import Claim
 from msgbus.journal.records import (
@@ -27,277 +34,281 @@ from msgbus.journal.records import (
     Result,
     State,
 )
+from msgbus.journal.watch import Watch
+from msgbus.runtime.clock import Clock
 
+J = TypeVar("J", bound="MemoryTables")
+P = ParamSpec("P")
+T = TypeVar("T")
 K = TypeVar("K")
-V = TypeVar("V")
+Step: TypeAlias = Callable[Concatenate[J, P], T]
+Method: TypeAlias = "Callable[Concatenate[J, P], CoroutineType[Any, Any, T]]"
+Part: TypeAlias = tuple[object, ...]
+Place: TypeAlias = tuple[float, str, int]
+
+
+def reads(step: Step[J, P, T]) -> Method[J, P, T]:
+    """Make a method of a port from one that reads."""
+
+    @wraps(step)
+    async def method(self: J, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        await lowlevel.checkpoint()
+        with self.opened():
+            return step(self, *args, **kwargs)
+
+    return method  # type: ignore[return-value]  # mypy and pyright differ on `async def`
 
 
 class MemoryTables:
-    """The tables; what a commit does to them is undone if it fails."""
+    """What is stored. Only `_set` changes it, so that a commit can be undone."""
 
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-        """The last number of each kind."""
-        self.messages: dict[int, Record] = {}
-        self.pending: defaultdict[str, dict[int, Pending]] = defaultdict(dict)
-        self.letters: dict[tuple[str, int], tuple[int, Letter]] = {}
-        """Each with its number."""
-        self.notes: dict[int, DeliveryRecord] = {}
-        self.undo: list[Callable[[], object]] = []
-        """Takes back what the commit has changed, the last first."""
-        self.appended: list[Claim] = []
-        """What the commit has appended."""
-        self.joined: dict[int, Member] = {}
-        self._acting: int | None = None
-        """Id of the member on whose behalf operations are applied."""
-        self._offsets: dict[str, int] = {}
-        self._index: defaultdict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
-        """Offsets of rows, each behind what it is sorted by; see `_entries`."""
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._watch, self._guard = clock, Watch(clock), threading.RLock()
+        self._numbers = Counter[str]()
+        """The last number given of each kind; `head` is that of the log."""
+        self._log: dict[int, Record] = {}
+        self._messages: dict[str, Record] = {}
+        self._pending: dict[tuple[str, int], Pending] = {}
+        self._index: defaultdict[Part, list[Place]] = defaultdict(list)
+        """Rows in the order in which they are looked for; see `_places`."""
+        self._letters: dict[tuple[str, int], tuple[int, Letter]] = {}
+        """By row, each with its number."""
+        self._notes: dict[int, DeliveryRecord] = {}
         self._cursors: dict[tuple[str, int], Cursor] = {}
         self._results: dict[str, Result] = {}
         self._instances: dict[tuple[str, str], Instance] = {}
-        self._steps: dict[type, Callable[[Any], Appended | None]] = {
-            op.Append: self._append,
-            op.Put: self._put,
-            op.Drop: self._drop,
-            op.Pass: self._pass,
-            op.Fence: self._fence,
-            op.Seek: self._seek,
-            op.Remove: self._remove,
-            op.Reply: self._reply,
-            op.Note: lambda note: self.write(self.notes, self._next("note"), note.delivery),
-            op.Save: self._save,
-        }
-
-    # -- one commit ------------------------------------------------------------------------------
+        self._joined: dict[int, Member] = {}
+        self._renewing: dict[int, tuple[float, float, MemoryTables]] = {}
+        """Since when and how often members are renewed, until their journal object is closed."""
+        self.closed_at = inf
+        self._undo: list[Callable[[], object]] = []
+        """Takes back what the commit has changed, the last first."""
+        self._appended: list[Claim] = []
+        """What the commit has appended."""
+        self._acting: int | None = None
+        """Id of the member on whose behalf operations are applied."""
 
     @contextmanager
-    def undone_if_it_fails(self) -> Generator[None]:
-        """Undo the changes of a block that raises."""
-        mark, count = len(self.undo), len(self.appended)
+    def opened(self) -> Generator[None]:
+        """Keep other threads out; raise if the journal is closed."""
+        if self.closed_at < inf:
+            message = "The journal in memory is closed. Open another one."
+            raise JournalClosedError(message, path=":memory:")
+        with self._guard:
+            yield
+
+    @contextmanager
+    def _undone_if_it_fails(self) -> Generator[None]:
+        mark = len(self._undo)
         try:
             yield
         except BaseException:
-            for take_back in reversed(self.undo[mark:]):
+            for take_back in reversed(self._undo[mark:]):
                 take_back()
-            del self.undo[mark:], self.appended[count:]
+            del self._undo[mark:]
             raise
 
-    def write(self, table: dict[K, V], key: K, value: V | None) -> None:
-        """Set an entry of a table, or delete it for `None`."""
+    def _set(self, table: dict[K, T], key: K, value: T | None) -> None:
+        """Set an entry of a table, or delete it for `None`; keep the index, and how to undo it."""
         known = table.pop(key, None)
         if value is not None:
             table[key] = value
-        if value is not known:
-            self.undo.append(partial(self.write, table, key, known))
+        before, after = _places(known), _places(value)
+        for part, place in before - after:
+            del self._index[part][bisect_left(self._index[part], place)]
+            if not self._index[part]:
+                del self._index[part]
+        for part, place in after - before:
+            insort(self._index[part], place)
+        self._undo.append(partial(self._set, table, key, known))
 
     def _next(self, kind: str) -> int:
-        self.write(self.numbers, kind, self.numbers.get(kind, 0) + 1)
-        return self.numbers[kind]
+        self._set(self._numbers, kind, self._numbers[kind] + 1)
+        return self._numbers[kind]
 
-    def _set(self, row: Pending) -> None:
-        self._place(row.subscription, row.offset, row)
+    def _store(self, row: Pending) -> None:
+        self._set(self._pending, row[:2], row)
 
     def _delete(self, row: Pending) -> None:
-        self._place(row.subscription, row.offset, None)
-        self.write(self.letters, row[:2], None)
+        self._set(self._pending, row[:2], None)
+        self._set(self._letters, row[:2], None)
 
-    def _place(self, name: str, offset: int, row: Pending | None) -> None:
-        """Write or delete a row, and its entries in the index."""
-        table = self.pending[name]
-        known = table.pop(offset, None)
-        for where, entry in _entries(known):
-            del self._index[where][bisect_left(self._index[where], entry)]
-            if not self._index[where]:
-                del self._index[where]
-        for where, entry in _entries(row):
-            insort(self._index[where], entry)
-        if row is not None:
-            table[offset] = row
-        self.undo.append(partial(self._place, name, offset, known))
+    def _rows(self, *part: object, after: tuple[object, ...] = ()) -> Iterator[Pending]:
+        """Yield the rows of a part of the index, in its order, behind a place."""
+        places = self._index.get(part, [])
+        for number in range(bisect_right(places, after), len(places)):
+            yield self._pending[places[number][1:]]
 
-    def _found(self, *where: object) -> Sequence[tuple[float, int]]:
-        """Return a part of the index, sorted."""
-        return self._index.get(where, ())
+    def _first(self, *part: object) -> Pending | None:
+        return next(self._rows(*part), None)
 
-    def _first(self, default: int, *where: object) -> int:
-        """Return the first offset in a part of the index, or the default if there is none."""
-        found = self._found(*where)
-        return found[0][1] if found else default
+    def _in_states(
+        self, name: str | None, states: Collection[State], after: tuple[object, ...] = ()
+    ) -> Iterator[Pending]:
+        """Yield rows of a subscription, or of all, by offset and name."""
+        parts = [self._rows(name, state, after=after) for state in set(states)]
+        return merge(*parts, key=attrgetter("offset", "subscription"))
 
-    # -- what the operations, the ports and the questions have in common -------------------------
+    def message_of(self, row: Pending) -> Record | None:
+        return row.body or self._log.get(row.offset)
 
-    def record(self, row: Pending) -> Record | None:
-        """Return the message of a row."""
-        return row.body or self.messages.get(row.offset)
-
-    def rows(self, name: str | None = None) -> list[Pending]:
-        """Return the rows of a subscription, or of all, by offset."""
-        tables = list(self.pending.values()) if name is None else [self.pending[name]]
-        found = [row for table in tables for row in table.values()]
-        return sorted(found, key=lambda row: (row.offset, row.subscription))
-
-    def head(self) -> int:
-        """Return the highest offset ever given; see `Log.head`."""
-        return self.numbers.get("head", 0)
-
-    def row(self, name: str, offset: int) -> Pending | None:
-        """Return one row."""
-        return self.pending[name].get(offset)
-
-    def cursors(self, name: str | None = None) -> list[Cursor]:
-        """Return the cursors of one subscription, or of all; see `Members.cursors`."""
+    def cursors_of(self, name: str | None = None) -> list[Cursor]:
         return sorted(one for one in self._cursors.values() if name in (None, one.name))
 
-    def require(self, member: Member) -> None:
-        """Raise unless a member exists."""
-        if member.id not in self.joined:
+    def _require(self, member: Member) -> None:
+        if member.id not in self._joined:
             raise MemberEndedError(member.id)
 
     # -- operations ------------------------------------------------------------------------------
 
-    def apply(self, operations: Sequence[op.Operation], member: Member | None) -> list[Appended]:
-        """Apply operations on behalf of a member; return the results of the `Append`s."""
+    def apply_all(
+        self, operations: Sequence[op.Operation], member: Member | None = None
+    ) -> list[Appended]:
         if member is not None:
-            self.require(member)
+            self._require(member)
         self._acting = None if member is None else member.id
-        results: list[Appended | None] = []
-        for operation in operations:
-            step = self._steps.get(type(operation))
-            if step is None:
-                raise rows.not_an_operation(operation)
-            results.append(step(operation))
+        results = [self._apply(operation) for operation in operations]
         return [result for result in results if result is not None]
 
+    @singledispatchmethod
+    def _apply(self, operation: object) -> Appended | None:
+        raise rows.not_an_operation(operation)
+
+    @_apply.register(op.Append)
     def _append(self, append: op.Append) -> Appended:
         record, queue, due, unique = append
-        is_delayed = queue == DELAYED
-        unique = record.message_id if is_delayed else unique
-        known = self._offsets.get(record.message_id, 0)
-        if queue is not None and not known:
-            known = self._first(0, queue, "unique", unique)
-        if known:
-            return Appended(known, is_duplicate=True)
-        offset = self._next("delayed" if is_delayed else "head")
-        if not is_delayed:
+        unique = record.message_id if queue == DELAYED else unique
+        known = self._messages.get(record.message_id) or self._first(queue, "unique", unique)
+        if known is not None:
+            return Appended(known.offset, is_duplicate=True)
+        offset = self._next("delayed" if queue == DELAYED else "head")
+        if queue != DELAYED:
             record = record._replace(offset=offset)
-            self.write(self.messages, offset, record)
-            self.write(self._offsets, record.message_id, offset)
+            self._set(self._log, offset, record)
+            self._set(self._messages, record.message_id, record)
         row = rows.queued(queue, record, offset, due, unique)
         if queue is not None:
-            self._set(row)
-        if not is_delayed:
-            self.appended.append(Claim(row, record))
+            self._store(row)
+        if queue != DELAYED:
+            self._appended.append(Claim(row, record))
+            self._undo.append(self._appended.pop)
         return Appended(offset)
 
-    # -- operations on rows ----------------------------------------------------------------------
-
+    @_apply.register(op.Put)
     def _put(self, put: op.Put) -> None:
         row, (name, offset, partition, key, state, *_) = put.row, put.row
-        stored = self.row(name, offset)
+        stored = self._pending.get((name, offset))
         rows.check_version(row, stored, row.version - 1, self._acting)
-        holder = self._first(offset, name, "unique", row.unique)
-        if state is not State.DEAD and holder != offset:
+        holder = self._first(name, "unique", row.unique) or row
+        if state is not State.DEAD and holder.offset != offset:
             raise rows.unique_taken(row)
-        if state is State.PARKED and self._first(offset, name, "key", partition, key) >= offset:
+        first = self._first(name, "key", partition, key) or row
+        if state is State.PARKED and first.offset >= offset:
             row = rows.first_of_key(row)
-        self._set(row)
+        self._store(row)
         if state is State.DONE or (state is State.KEPT and put.letter is None):
-            self.write(self.letters, row[:2], None)
+            self._set(self._letters, row[:2], None)
         elif put.letter is not None:
-            number, known = self.letters.get(row[:2]) or (self._next("letter"), put.letter)
+            number, known = self._letters.get(row[:2]) or (self._next("letter"), put.letter)
             letter = put.letter if put.is_whole else put.letter.after(known)
-            self.write(self.letters, row[:2], (number, letter))
+            self._set(self._letters, row[:2], (number, letter))
         if put.promote and stored is not None:
             self._promote(stored)
 
+    @_apply.register(op.Drop)
     def _drop(self, drop: op.Drop) -> None:
-        row = self.row(drop.row.subscription, drop.row.offset)
+        row = self._pending.get(drop.row[:2])
         rows.check_version(drop.row, row, drop.row.version, self._acting)
         if row is None:
             raise rows.row_changed(drop.row)
         self._delete(row)
         cursor = self._cursors.get((row.subscription, row.partition))
         if cursor is not None and row.offset > cursor.acked:
-            self._set(rows.done(row))
+            self._store(rows.done(row))
         self._promote(row)
 
     def _promote(self, done: Pending) -> None:
         """Let the first parked row of a key go, unless another row holds it back."""
-        name, _, partition, key = done[:4]
-        if key is not None and not self._found(name, "holding", partition, key):
-            same = (self.pending[name][one] for _, one in self._found(name, "key", partition, key))
-            for row in islice((row for row in same if row.state is State.PARKED), 1):
-                self._set(rows.promoted(row))
+        part = (done.subscription, "key", done.partition, done.key)
+        parked = self._first(*part, State.PARKED)
+        if parked is not None and not any(self._first(*part, state) for state in HOLDING):
+            self._store(rows.promoted(parked))
 
+    @_apply.register(op.Fence)
     def _fence(self, fence: op.Fence) -> None:
-        row = self.row(fence.subscription, fence.offset)
+        row = self._pending.get((fence.subscription, fence.offset))
         cursor = self._cursors.get((fence.subscription, fence.partition))
         rows.check_fence(fence, row, cursor, self._acting)
 
-    # -- the other operations --------------------------------------------------------------------
-
+    @_apply.register(op.Pass)
     def _pass(self, operation: op.Pass) -> None:
-        cursor, head = operation.cursor, self.head()
+        cursor, head = operation.cursor, self._numbers["head"]
         if max(operation.acked, operation.fetched) > head:
             raise rows.beyond_head(cursor.name, operation.fetched, head)
         stored = self._cursors.get(cursor[:2])
-        if (
-            stored is None
-            or (stored.owner, stored.epoch) != (cursor.owner, cursor.epoch)
-            or (stored.owner is None and stored.acked != cursor.acked)
-            or stored.owner not in (None, self._acting)
-        ):
+        if stored is None or (stored.owner, stored.epoch) != (cursor.owner, cursor.epoch):
+            raise rows.owner_changed(cursor)
+        is_known = stored.owner is not None or stored.acked == cursor.acked
+        if not is_known or stored.owner not in (None, self._acting):
             raise rows.owner_changed(cursor)
         self._move(operation.after._replace(selection=stored.selection))
 
     def _move(self, cursor: Cursor) -> None:
         """Write a cursor; delete rows of acknowledged messages that it has passed."""
-        self.write(self._cursors, cursor[:2], cursor)
-        done = self._found(cursor.name, "done", cursor.partition)
-        for _, offset in done[: bisect_right(done, (0.0, cursor.acked))]:
-            self._delete(self.pending[cursor.name][offset])
+        self._set(self._cursors, cursor[:2], cursor)
+        done = self._rows(cursor.name, "done", cursor.partition)
+        for row in list(takewhile(lambda row: row.offset <= cursor.acked, done)):
+            self._delete(row)
 
+    @_apply.register(op.Seek)
     def _seek(self, seek: op.Seek) -> None:
-        offset = min(seek.offset, self.head())
-        for row in self.rows(seek.name):
-            if row.offset > offset and row.state is not State.KEPT:
-                self._delete(row)
-        for cursor in self.cursors(seek.name):
+        name, offset = seek.name, min(seek.offset, self._numbers["head"])
+        for row in list(self._in_states(name, set(State) - {State.KEPT}, (offset, name, offset))):
+            self._delete(row)
+        for cursor in self.cursors_of(name):
             epoch = cursor.epoch + 1
             self._move(cursor._replace(acked=offset, fetched=offset, owner=None, epoch=epoch))
 
+    @_apply.register(op.Remove)
     def _remove(self, remove: op.Remove) -> None:
-        for row in self.rows(remove.name):
+        for row in list(self._in_states(remove.name, set(State))):
             self._delete(row)
-        for cursor in self.cursors(remove.name):
-            self.write(self._cursors, cursor[:2], None)
+        for cursor in self.cursors_of(remove.name):
+            self._set(self._cursors, cursor[:2], None)
 
+    @_apply.register(op.Reply)
     def _reply(self, reply: op.Reply) -> None:
         message_id, time, body, error = reply
-        if message_id not in self._results:
-            self.write(self._results, message_id, Result(message_id, body, error, time))
+        result = self._results.get(message_id) or Result(message_id, body, error, time)
+        self._set(self._results, message_id, result)
 
+    @_apply.register(op.Note)
+    def _note(self, note: op.Note) -> None:
+        self._set(self._notes, self._next("note"), note.delivery)
+
+    @_apply.register(op.Save)
     def _save(self, save: op.Save) -> None:
         instance = save.instance
         stored = self._instances.get(instance[:2])
         if (0 if stored is None else stored.version) != instance.version - 1:
             raise rows.instance_changed(instance)
-        self.write(self._instances, instance[:2], instance)
+        self._set(self._instances, instance[:2], instance)
 
 
-def _entries(row: Pending | None) -> Iterator[tuple[tuple[object, ...], tuple[float, int]]]:
-    """Return where a row is found in the index, and by what it is sorted there."""
-    if row is None:
-        return
-    name, offset, partition, key, state, _, due, _, _, alone, *_, unique = row
-    if due is not None:
-        yield (name, "due", alone), (due, offset)
-    if key is not None:
-        yield (name, "key", partition, key), (0.0, offset)
-        if state in HOLDING:
-            yield (name, "holding", partition, key), (0.0, offset)
-    if state is State.DONE:
-        yield (name, "done", partition), (0.0, offset)
-    if unique is not None and state is not State.DEAD:
-        yield (name, "unique", unique), (0.0, offset)
+def _places(row: object) -> set[tuple[Part, Place]]:
+    """Return which parts of the index list a row, and its place in each."""
+    if not isinstance(row, Pending):
+        return set()
+    name, offset, partition, key, state, _, due, owner, _, alone, *_, unique = row
+    parts: dict[Part, bool] = {
+        (name, state): True,
+        (None, state): True,
+        ("owner", owner): owner is not None,
+        (name, "done", partition): state is State.DONE,
+        (name, "unique", unique): unique is not None and state is not State.DEAD,
+        (name, "keyed", partition): key is not None,
+        (name, "key", partition, key): key is not None,
+        (name, "key", partition, key, state): key is not None,
+    }
+    by_offset = {(part, (float(offset), name, offset)) for part, listed in parts.items() if listed}
+    return by_offset if due is None else {*by_offset, ((name, "due", alone), (due, name, offset))}

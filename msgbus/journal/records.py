@@ -302,9 +302,9 @@ LEVELS: Final = ("memory", "os", "fsync", "quorum", "quorum_fsync")
 class Promises:
     """Promises of an engine for a commit that returned."""
 
-    survives_kill: bool
-    survives_power_cut: bool
-    survives_node_loss: bool
+    survives_kill: bool = False
+    survives_power_cut: bool = False
+    survives_node_loss: bool = False
     dedupe_window: float | None
     """Seconds during which a message id is recognised; `None` for as long as it is stored."""
     failover: float

@@ -42,7 +42,7 @@ class TestMemoryJournal(
 
     async def erase(self, journal: Journal, offset: int) -> None:
         assert isinstance(journal, MemoryJournal)
-        del journal._tables.messages[offset]  # pyright: ignore[reportPrivateUsage]
+        del journal._log[offset]  # pyright: ignore[reportPrivateUsage]
 
 
 class TestProcess(JournalConformance, QuestionConformance):
@@ -132,9 +132,8 @@ class TestBrokenInvariants:
                 make_row("queue", 1, unique="a"),
                 make_row("queue", 2, unique="a", due=None),
             ]
-            tables = journal._tables  # pyright: ignore[reportPrivateUsage]
             for row in rows:
-                tables.pending[row.subscription][row.offset] = row
+                journal._store(row)  # pyright: ignore[reportPrivateUsage]
 
             found = await broken_invariants(journal, {"orders": EVENTS})
 

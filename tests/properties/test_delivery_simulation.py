@@ -100,7 +100,7 @@ def test_effects_that_are_not_fenced_are_found_twice(monkeypatch: pytest.MonkeyP
         pass
 
     monkeypatch.setattr(InFlight, "acknowledgement", unfenced)
-    monkeypatch.setattr("msgbus.journal.memory._Steps.require", anybody)
+    monkeypatch.setattr("msgbus.journal.memory_tables.MemoryTables._require", anybody)
 
     assert any(simulate(seed)[0].effects_twice for seed in range(60))
 

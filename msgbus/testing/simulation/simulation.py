@@ -17,7 +17,8 @@ import asyncio
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from random import Random
@@ -118,10 +119,22 @@ class SimulatedTurn:
     """Faults in the middle of the commits of one process."""
 
     def __init__(self, process: SimulatedProcess) -> None:
-        self.lock = anyio.Lock()
+        self._lock = anyio.Lock()
         self._process = process
 
-    def write(self) -> None:
+    @asynccontextmanager
+    async def __call__(self) -> AsyncGenerator[Callable[[], None]]:
+        """Let other tasks run, or end the process, after the commit was written."""
+        process = self._process
+        async with self._lock:
+            yield self._write
+            for _ in range(process.simulation.chance.choice([0, 1, 2, 5])):
+                await anyio.lowlevel.checkpoint()
+            process.simulation.maybe_crash(process)
+            if process.is_dead:
+                await anyio.sleep_forever()
+
+    def _write(self) -> None:
         """Fail the commit, or end the process before it is written."""
         process = self._process
         process.simulation.maybe_crash(process)
@@ -129,15 +142,6 @@ class SimulatedTurn:
             raise JournalError("the process has ended")
         if process.simulation.rolls(process.simulation.plan.failed_commit):
             raise JournalError("the disk failed")
-
-    async def between(self) -> None:
-        """Let other tasks run, or end the process after the commit was written."""
-        process = self._process
-        for _ in range(process.simulation.chance.choice([0, 1, 2, 5])):
-            await anyio.lowlevel.checkpoint()
-        process.simulation.maybe_crash(process)
-        if process.is_dead:
-            await anyio.sleep_forever()
 
 
 @final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Site:
         """One for each bus: in memory, another journal object on the same tables."""
         return url_of(self._path) if self._path is not None else self.beside()
 
-    def beside(self, turn: Turn | None = None) -> MemoryJournal:
+    def beside(self, turn: Turn = nullcontext) -> MemoryJournal:
         """A journal object of another process."""
         assert self._memory is not None
         return self._memory.beside(turn)

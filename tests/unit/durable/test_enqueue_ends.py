@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -262,22 +264,25 @@ class FullDisk:
     """Fails every commit of a journal in memory while it is full."""
 
     def __init__(self) -> None:
-        self.lock = anyio.Lock()
         self.is_full = False
+        self._lock = anyio.Lock()
 
-    def write(self) -> None:
+    @asynccontextmanager
+    async def turn(self) -> AsyncGenerator[Callable[[], None]]:
+        async with self._lock:
+            yield self._write
+            await anyio.lowlevel.checkpoint()
+
+    def _write(self) -> None:
         if self.is_full:
             raise JournalFullError("No space is left.")
-
-    async def between(self) -> None:
-        await anyio.lowlevel.checkpoint()
 
 
 async def test_a_result_is_written_as_soon_as_the_journal_takes_it(
     memory: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk, handled = FullDisk(), list[int]()
-    bus = memory.bus(journal=memory.beside(disk))
+    bus = memory.bus(journal=memory.beside(disk.turn))
 
     @bus.handles(Pack)
     async def pack(command: Pack) -> int:
