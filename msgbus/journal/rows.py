@@ -106,8 +106,13 @@ def opened(
         Cursor(name, partition, start, start, None, 0, selection.text)
         for partition in range(selection.partitions)
     ]
-    if len(found) != selection.partitions:
-        raise other_partitions(name, len(found), selection.partitions)
+    size = len(found)
+    if size != selection.partitions:
+        raise ConfigurationError(
+            f"Subscription {name!r} was made with {size} partitions and cannot be opened with "
+            f"{selection.partitions}: their number is fixed. Give it another name, or {size} "
+            f"partitions."
+        )
     text = found[0].selection
     if any(member.serves.get(name) == text for member in members):
         return found
@@ -134,7 +139,8 @@ def check_version(row: Pending, stored: Pending | None, version: int, acting: in
     if (0 if stored is None else stored.version) != version:
         raise row_changed(row)
     if stored is not None and stored.owner not in (None, acting):
-        raise not_the_owner(row)
+        message = f"Message {row.offset} of {row.subscription!r} is in flight in another process."
+        raise StaleError(message)
 
 
 def check_fence(
@@ -155,7 +161,8 @@ def check_fence(
     elif row is None and cursor is not None and cursor.acked < fence.offset:
         owner = cursor.owner if cursor.epoch == fence.epoch else None
     if owner is None or owner != acting:
-        raise delivery_taken(fence.subscription, fence.offset)
+        message = f"Message {fence.offset} of {fence.subscription!r} is with another process."
+        raise StaleError(message)
 
 
 # -- errors --------------------------------------------------------------------------------------
@@ -164,12 +171,6 @@ def check_fence(
 def row_changed(row: Pending) -> StaleError:
     """Make the error for a row that is no longer at its version."""
     return StaleError(f"Message {row.offset} of {row.subscription!r} has changed since.")
-
-
-def not_the_owner(row: Pending) -> StaleError:
-    """Make the error for a claimed row that another member wants to change."""
-    message = f"Message {row.offset} of {row.subscription!r} is in flight in another process."
-    return StaleError(message)
 
 
 def unique_taken(row: Pending) -> StaleError:
@@ -199,11 +200,6 @@ def beyond_head(name: str, offset: int, head: int, path: str | None = None) -> C
     return CursorError(name, problem, path=path)
 
 
-def delivery_taken(name: str, offset: int) -> StaleError:
-    """Make the error for a delivery that another process has."""
-    return StaleError(f"Message {offset} of {name!r} is with another process.")
-
-
 def instance_changed(instance: Instance) -> StaleError:
     """Make the error for an instance that is no longer at its version."""
     return StaleError(f"Instance {instance.key!r} of {instance.name!r} has changed since.")
@@ -213,11 +209,3 @@ def not_an_operation(value: object) -> TypeError:
     """Make the error for a value that a commit cannot apply."""
     kind = type(value).__name__
     return TypeError(f"A {kind} is no operation of a journal; see msgbus.journal.operations.")
-
-
-def other_partitions(name: str, stored: int, wanted: int) -> ConfigurationError:
-    """Make the error for another number of partitions than the subscription was made with."""
-    return ConfigurationError(
-        f"Subscription {name!r} was made with {stored} partitions and cannot be opened with "
-        f"{wanted}: their number is fixed. Give it another name, or {stored} partitions."
-    )
