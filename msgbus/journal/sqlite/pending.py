@@ -98,7 +98,9 @@ class PendingRows:
             if is_new is None:
                 each(self.put, run)
             elif is_new:
-                self.put_new([put.row for put in run])
+                several = list(run)
+                self.put_new([put.row for put in several])
+                self._put_letters(several)
             else:
                 self.update([put.row for put in run])
 
@@ -221,6 +223,16 @@ class PendingRows:
         if stored is not None:
             self._promote(stored)
 
+    def _put_letters(self, puts: Iterable[Put]) -> None:
+        """Write the letters of new rows, which have had none before."""
+        reader = self._reader
+        values = [
+            (None, *letter_row(row, letter, reader.record(row)))
+            for row, letter, *_ in puts
+            if letter is not None and row.state is not State.DONE
+        ]
+        _LETTERS.run(self._connection, values)
+
     def _put_letter(self, row: Pending, letter: Letter, *, is_whole: bool) -> None:
         number: int | None = None
         stored = self._connection.execute(_LETTER, row[:2]).fetchone()
@@ -306,7 +318,7 @@ _offset: Final = attrgetter("offset")
 def _is_new(put: Put) -> bool | None:
     """Tell whether a row is new, rather than changed; `None` if it has to be written alone."""
     row, letter, promote, _ = put
-    if letter is not None or promote or (row.state is State.PARKED and row.version != 1):
+    if promote or (row.version != 1 and (letter is not None or row.state is State.PARKED)):
         return None
     return row.version == 1
 

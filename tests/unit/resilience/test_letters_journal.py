@@ -141,6 +141,28 @@ async def test_a_bus_replays_from_its_journal(tmp_path: Path) -> None:
         assert await dead(journal) == []
 
 
+async def test_a_letter_in_the_journal_of_a_bus_has_the_times_of_its_clock() -> None:
+    clock = VirtualClock()
+    async with (
+        MemoryJournal(clock=clock) as journal,
+        ResilientMessageBus(retry=None, breaker=None, clock=clock, journal=journal) as bus,
+    ):
+
+        async def charge(command: ChargeCard) -> str:
+            raise ConnectionError
+
+        bus.register_command_handler(ChargeCard, charge)
+        await bus.execute(ChargeCard(order=1))
+        (letter,) = await bus.dead_letters.find()
+        (stored,) = await dead(journal)
+        added = clock.time()
+        await clock.advance(60)
+        await bus.dead_letters.discard(letter, "no longer wanted")
+        (kept,) = await journal.find_letters(LetterSelection())
+
+    assert (stored.row.time, kept.row.time) == (added, added + 60)
+
+
 async def test_letters_are_kept_in_memory_without_a_journal() -> None:
     async with ResilientMessageBus() as bus:
         assert not isinstance(bus.dead_letters.store, JournalDeadLetterStore)

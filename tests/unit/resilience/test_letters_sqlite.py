@@ -400,6 +400,28 @@ for number in {numbers}:
         assert connection.execute("SELECT count(*) FROM msgbus_letters").fetchone() == (500,)
 
 
+@pytest.mark.parametrize("is_in_loop", [False, True])
+def test_what_is_added_while_the_process_ends_is_written(tmp_path: Path, is_in_loop: bool) -> None:
+    program = """
+import asyncio, atexit, sys
+from msgbus.resilience import SqliteDeadLetterStore
+from msgbus.testing.conformance.dead_letters import letter
+store = SqliteDeadLetterStore(sys.argv[1])
+def add_some():
+    for number in range(20):
+        assert store.add(letter(number)) is None
+async def add_on_a_loop():
+    add_some()
+atexit.register(lambda: asyncio.run(add_on_a_loop()) if sys.argv[2] == "True" else add_some())
+"""
+    path = tmp_path / "letters.db"
+    arguments = [sys.executable, "-c", program, str(path), str(is_in_loop)]
+    subprocess.run(arguments, check=True, timeout=50)
+
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM msgbus_letters").fetchone() == (20,)
+
+
 async def test_a_store_that_nobody_closes_ends_with_its_last_user(tmp_path: Path) -> None:
     before = set(threading.enumerate())  # other tests may have left stores to the collector
     store = SqliteDeadLetterStore(tmp_path / "letters.db")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from msgbus.journal.letters import LetterSelection
 from msgbus.journal.operations import Append, Drop, Pass, Put, Reply
 from msgbus.journal.records import DELAYED, Member, Selection, State
 from msgbus.journal.sqlite.journal import SqliteJournal
@@ -139,3 +140,19 @@ async def test_the_selection_of_a_subscription_needs_no_scan(tmp_path: Path) -> 
     plan = plan_of(file, statements)
     assert "SEARCH msgbus_messages USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)" in plan
     assert whole_table_scans(plan) == []
+
+
+async def test_many_letters_are_written_in_few_statements(tmp_path: Path) -> None:
+    statements: list[tuple[str, Any]] = []
+    file = tmp_path / "journal.db"
+    async with SqliteJournal(file, reserve=0, _connect=recorded(statements)) as journal:
+        rows = [make_row("letters", offset, State.DEAD) for offset in range(1, 101)]
+        bodies = [row._replace(body=make_record()) for row in rows]
+        statements.clear()
+
+        await journal.commit([Put(row, LETTER) for row in bodies])
+
+        assert len(await journal.find_letters(LetterSelection())) == 100
+    written = [one for one, _ in statements if one.startswith("INSERT")]
+    assert len(written) == 6  # 64, 32 and 4 rows, and as many letters
+    assert not any("FROM msgbus_letters WHERE subscription" in one for one, _ in statements)
