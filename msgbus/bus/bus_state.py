@@ -432,14 +432,24 @@ class BusState(Quiescence):
             message = f"{len(errors)} events that {frame.owner.name} emitted were not published"
             raise ExceptionGroup(message, errors)
 
+    def may_want(self, event_type: type[SystemEvent]) -> bool:
+        """Whether a class of system events may have a subscriber; called in any thread."""
+        return bool(self.sessions) or self.system_events.wanted.get(event_type, True)
+
     def event_failed(self, lane: Lane, message: Any, error: BaseException) -> None:
-        """Report that a handler failed: to the log, system events and observers."""
-        meta = metadata_of(message)
+        """Count a failure of a handler; report it to the log, system events and observers."""
+        if lane.is_aborted:
+            return  # its events are counted as abandoned
+        lane.counts.failed += 1
         text = redact_exception(error)
         frame = frame_handling(message)
         # For durable handlers the subscription logs it: it knows whether there is a retry.
         durability = self.durability
-        if durability is None or not lane.is_durable or durability.is_acknowledged(meta.message_id):
+        if (
+            durability is None
+            or not lane.is_durable
+            or durability.is_acknowledged(metadata_of(message).message_id)
+        ):
             log.error(
                 "handler_failed",
                 bus=self.config.name,
@@ -449,18 +459,20 @@ class BusState(Quiescence):
                 error=text,
                 traceback=error,
             )
-        self.system_events.publish(
-            EventHandlerFailedEvent,
-            message,
-            lambda: EventHandlerFailedEvent(
-                handler=lane.name,
-                event_type=type(message).__name__,
-                event_id=meta.message_id,
-                error_type=type(error).__name__,
-                error=text,
-            ),
-        )
-        if not lane.is_durable:  # for those the subscription knows which attempt is the last
+        if self.may_want(EventHandlerFailedEvent):
+            self.system_events.publish(
+                EventHandlerFailedEvent,
+                message,
+                lambda: EventHandlerFailedEvent(
+                    handler=lane.name,
+                    event_type=type(message).__name__,
+                    event_id=metadata_of(message).message_id,
+                    error_type=type(error).__name__,
+                    error=text,
+                ),
+            )
+        # For a durable handler the subscription knows which attempt is the last.
+        if self.observers.active and not lane.is_durable:
             self.observers.failed(lane.registration, lane.session_id, message, error)
         self.assembly.event_failed(lane, message, error)
 

@@ -25,21 +25,22 @@ class SystemEventPublisher:
 
     def __init__(self, state: BusState) -> None:
         self._state = state
-        self._wanted: dict[type[SystemEvent], bool] = {}
+        self.wanted: dict[type[SystemEvent], bool] = {}
+        """Whether a handler of the bus subscribes, by class; as far as that is known."""
 
     def forget(self) -> None:
         """Look up subscribers again: the handlers have changed."""
-        self._wanted = {}
+        self.wanted = {}
         in_sessions = self._state.sessions_observe_commands > 0
         on_bus = self.wants(CommandStartedEvent) or self.wants(CommandResultEvent)
         self._state.observe_commands(in_sessions or on_bus)
 
     def wants(self, event_type: type[SystemEvent]) -> bool:
         """Whether a handler of the bus subscribes to this class."""
-        wanted = self._wanted.get(event_type)
+        wanted = self.wanted.get(event_type)
         if wanted is None:
             wanted = bool(self._state.registry.event_handlers(event_type, None))
-            self._wanted[event_type] = wanted
+            self.wanted[event_type] = wanted
         return wanted
 
     def publish(

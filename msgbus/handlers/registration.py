@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import isclass, isroutine
 from types import UnionType
 from typing import Any, Union, cast, final, get_args, get_origin
@@ -54,6 +54,14 @@ class Registration:
     """Options of its durable subscription."""
     source: HandlerClass | None = None
     """How to instantiate it, if it is a class."""
+    target_key: str = field(init=False)
+    """The key of dead letters: the wire names, or `topic:` and the pattern."""
+
+    def __post_init__(self) -> None:
+        key = " | ".join(cls.__wire__.name for cls in self.classes)
+        if self.pattern is not None:
+            key = f"topic:{self.pattern.pattern}"
+        object.__setattr__(self, "target_key", key)
 
     @property
     def is_command(self) -> bool:
@@ -87,14 +95,6 @@ class Registration:
             classes = " | ".join(cls.__name__ for cls in self.classes)
             return handler_name(self.handler), classes
         return self.name, self.target_name
-
-    @property
-    def target_key(self) -> str:
-        """The key of dead letters: the wire names, or `topic:` and the pattern."""
-        if self.pattern is None:
-            return " | ".join(cls.__wire__.name for cls in self.classes)
-        return f"topic:{self.pattern.pattern}"
-
 
 def make_registration(
     message_type: type[Message] | tuple[type[Message], ...],

@@ -404,9 +404,10 @@ def fix(  # noqa: C901 (one decision table)
 def ids_of(message: Message) -> dict[str, str | None]:
     """Return the log fields of a message: type, id, correlation and session."""
     meta = metadata_of(message)
+    message_id, correlation_id, _ = meta.ids()
     return {
         "message_type": type(message).__name__,
-        "message_id": meta.message_id,
-        "correlation_id": meta.correlation_id,
+        "message_id": message_id,
+        "correlation_id": correlation_id,
         "session_id": meta.session_id,
     }

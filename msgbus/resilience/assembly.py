@@ -136,7 +136,9 @@ class ResilientAssembly(Assembly):
         is_about_us = isinstance(message, SystemEvent) or metadata_of(message).from_system
         if self.letters is None or isinstance(error, Refusal) or is_about_us:
             return None
-        if not self.policies.of(registration).dead_letters:
+        guard = self.guards.get(registration)
+        policy = self.policies.of(registration) if guard is None else guard.policy
+        if not policy.dead_letters:
             return None
         context = None if frame is None else frame.context
         failures: FailureRecord | None = None if context is None else context.failures
@@ -272,18 +274,19 @@ class ResilientAssembly(Assembly):
             error=text,
             traceback=retry.error,
         )
-        self._state.system_events.publish(
-            RetryScheduledEvent,
-            message,
-            lambda: RetryScheduledEvent(
-                handler=retry.handler,
-                message_type=type(message).__name__,
-                failed_id=metadata_of(message).message_id,
-                attempt=retry.attempt,
-                delay=retry.delay,
-                error=text,
-            ),
-        )
+        if self._state.may_want(RetryScheduledEvent):
+            self._state.system_events.publish(
+                RetryScheduledEvent,
+                message,
+                lambda: RetryScheduledEvent(
+                    handler=retry.handler,
+                    message_type=type(message).__name__,
+                    failed_id=metadata_of(message).message_id,
+                    attempt=retry.attempt,
+                    delay=retry.delay,
+                    error=text,
+                ),
+            )
 
     def make_circuits(self, name: str) -> None:
         """Make the circuits of the bus's own handlers of this name, if there are none."""

@@ -37,7 +37,7 @@ import anyio
 from msgbus.errors import CircuitOpenError, Refusal
 from msgbus.messages.results import FailedResult
 from msgbus.resilience.config import CircuitBreakerConfig
-from msgbus.resilience.window import Streak, make_window
+from msgbus.resilience.window import make_window
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import Runtime, current_runtime
 from msgbus.telemetry.logging import log
@@ -178,6 +178,7 @@ class CircuitBreaker:
         self._chance = chance
         self._state = CircuitState.CLOSED
         self._window = make_window(self.config)
+        """`None` if it counts failures in a row."""
         self._is_ignored = _ignored_by(self.config)
         self._until = 0.0
         self._growths = 0
@@ -196,10 +197,11 @@ class CircuitBreaker:
         """One event per task that waits for a change, with its event loop."""
         self.is_closed = True
         """All that the hot path reads."""
-        streak = self._window if isinstance(self._window, Streak) else None
-        self.streak = streak if self.config.slow_call is None else None
-        """For the hot path: a success in a closed circuit matters only after a failure. `None` if
-        every call must be recorded."""
+        self.in_a_row = 0
+        """Failures in a row, if there is no window."""
+        self.records_all = self._window is not None or self.config.slow_call is not None
+        """Whether every call must be recorded. Else, for the hot path, a call of a closed circuit
+        needs no permit, and its success matters only after a failure."""
         self.generation = 0
         """Number of changes of state."""
 
@@ -215,6 +217,8 @@ class CircuitBreaker:
         """Failures counted now; of an open circuit, those that opened it."""
         if not self.is_closed:
             return self._failures
+        if self._window is None:
+            return self.in_a_row
         self._window.expire(self.clock.now())
         return self._window.failures
 
@@ -302,8 +306,7 @@ class CircuitBreaker:
     async def _call_async(
         self, function: Callable[..., Awaitable[T]], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> T:
-        streak = self.streak
-        if streak is None or not self.is_closed:
+        if self.records_all or not self.is_closed:
             return await _awaited(self.acquire(), function(*args, **kwargs))
         # Without a permit: a closed circuit does not limit calls.
         generation = self.generation
@@ -315,7 +318,7 @@ class CircuitBreaker:
         outcome: object = value
         if isinstance(outcome, FailedResult):
             self.ended(generation, outcome.peek_exception())
-        elif streak.failures:
+        elif self.in_a_row:
             self.succeeded(generation)
         return value
 
@@ -383,7 +386,7 @@ class CircuitBreaker:
 
     def reset(self) -> None:
         """Close the circuit and forget all failures."""
-        self._window.clear()
+        self._forget_calls()
         if self._state is not CircuitState.CLOSED:
             self._close("reset")
 
@@ -407,7 +410,8 @@ class CircuitBreaker:
         if generation != self.generation:
             return
         if self.is_closed:
-            if self.streak is None or self.streak.failures:
+            self.in_a_row = 0
+            if self._window is not None:
                 self._window.add(self.clock.now(), failed=False)
                 self._open_if_due("")
             return
@@ -420,7 +424,10 @@ class CircuitBreaker:
         if generation != self.generation:
             return
         if self._state is CircuitState.CLOSED:
-            self._window.add(self.clock.now(), failed=True)
+            if self._window is None:
+                self.in_a_row += 1
+            else:
+                self._window.add(self.clock.now(), failed=True)
             self._open_if_due(reason)
         elif self._state is CircuitState.HALF_OPEN:
             self._count_probe(message_id)
@@ -443,15 +450,16 @@ class CircuitBreaker:
 
     def _open_if_due(self, reason: str) -> None:
         window, config = self._window, self.config
-        if config.failure_rate is None:
-            is_due = window.failures >= config.failure_threshold
-            text = f"{window.failures} failures"
+        failures = self.in_a_row if window is None else window.failures
+        if config.failure_rate is None or window is None:
+            is_due = failures >= config.failure_threshold
+            text = f"{failures} failures"
         else:
-            rate = window.failures / window.calls
+            rate = failures / window.calls
             is_due = window.calls >= config.minimum_calls and rate >= config.failure_rate
-            text = f"{window.failures} of {window.calls} calls failed"
+            text = f"{failures} of {window.calls} calls failed"
         if is_due:
-            self._failures = window.failures
+            self._failures = failures
             self._open(f"{text}, the last one: {reason}" if reason else text)
 
     def _open(self, reason: str) -> None:
@@ -482,7 +490,7 @@ class CircuitBreaker:
         self._until = until
         self._permits.clear()
         self._successes = 0
-        self._window.clear()
+        self._forget_calls()
         self.generation += 1
         self.is_closed = new is CircuitState.CLOSED
         self._wake()
@@ -496,6 +504,11 @@ class CircuitBreaker:
                     error=redact_exception(error),
                     traceback=error,
                 )
+
+    def _forget_calls(self) -> None:
+        self.in_a_row = 0
+        if self._window is not None:
+            self._window.clear()
 
     def _wake(self) -> None:
         for changed, runtime in list(self._waiting.items()):

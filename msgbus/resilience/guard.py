@@ -87,13 +87,13 @@ class Guard:
         return call
 
     def _with_breaker(self, attempt: Call, breaker: CircuitBreaker) -> Call:
-        streak = breaker.streak
+        records_all = breaker.records_all
 
         async def call(message: Any) -> Any:
-            if streak is None or not breaker.is_closed:
+            if records_all or not breaker.is_closed:
                 permit = await self._first_permit(message)
                 try:
-                    return await _under(permit, attempt, message)
+                    return await self._once(permit, message, attempt)
                 except Exception as error:
                     failure = error
                 return await self._recover(message, attempt, failure)
@@ -103,10 +103,10 @@ class Guard:
             except Exception as error:
                 failure = error
             else:
-                if streak.failures:
+                if breaker.in_a_row:
                     breaker.succeeded(generation)
                 return value
-            breaker.ended(generation, failure, _message_id(message))
+            breaker.ended(generation, failure)
             return await self._recover(message, attempt, failure)
 
         return call
@@ -122,16 +122,44 @@ class Guard:
             raise
 
     async def _permit(self, message: Any) -> Permit | None:
+        """Get a permit for the next attempt; `None` if it needs none."""
         breaker = self.breaker
-        if breaker is None:
+        if breaker is None or (breaker.is_closed and not breaker.records_all):
             return None
+        message_id = metadata_of(first_message(message)).message_id
         try:
-            return breaker.acquire(_message_id(message))
+            return breaker.acquire(message_id)
         except CircuitOpenError:
             if not self._waits:
                 raise
-        with self._parked(message), _frame().owner.waiting_for_circuit(_listed(message)):
-            return await breaker.wait(_message_id(message))
+        events, owner = _listed(message), _frame().owner
+        with self._parked(events, owner), owner.waiting_for_circuit(events):
+            return await breaker.wait(message_id)
+
+    async def _once(self, permit: Permit | None, message: Any, attempt: Call) -> Any:
+        """Run one attempt, and record its outcome in the circuit."""
+        breaker = self.breaker
+        if breaker is None:
+            return await attempt(message)
+        if permit is None:
+            generation = breaker.generation
+            try:
+                value = await attempt(message)
+            except Exception as error:
+                breaker.ended(generation, error)
+                raise
+            breaker.succeeded(generation)
+            return value
+        try:
+            value = await attempt(message)
+        except Exception as error:
+            permit.failure(error)
+            raise
+        except BaseException:
+            permit.release()
+            raise
+        permit.success()
+        return value
 
     async def _recover(self, message: Any, attempt: Call, error: Exception) -> Any:
         """Retry as the policy says."""
@@ -144,17 +172,20 @@ class Guard:
             failures.reason = "no retry"
             raise error
         del context.emitted[context.kept :]  # events of a failed attempt
-        state = self.retry.begin()
+        state, events = self.retry.begin(), _listed(message)
         attempts = 1
         while True:
             decision = self.retry.decide(state, error, attempts, frame.deadline)
             if decision.delay is None:
                 failures.reason = decision.reason
                 raise error
-            self._announce(RetryAttempt(message, self.handler, attempts, error, decision.delay))
-            with self._parked(message):
-                await self._clock.sleep(decision.delay)
+            failed = RetryAttempt(message, self.handler, attempts, error, decision.delay)
+            self._on_retry(failed)
+            if self.retry.config.on_retry is not None:
+                self._call_hook(self.retry.config.on_retry, failed)
             permit = None
+            with self._parked(events, frame.owner):
+                await self._clock.sleep(decision.delay)
             try:
                 permit = await self._permit(message)
             except CircuitOpenError:
@@ -163,42 +194,38 @@ class Guard:
                 raise error  # the cause, not the circuit that its own failures opened
             attempts += 1
             context.attempt += 1
-            frame.owner.counts.retried += len(_listed(message))
+            frame.owner.counts.retried += len(events)
             try:
-                return await _under(permit, attempt, message)
+                return await self._once(permit, message, attempt)
             except Exception as again:
                 error = again
             del context.emitted[context.kept :]
             failures.last_attempt = datetime.fromtimestamp(self._clock.time(), tz=UTC)
 
-    def _announce(self, attempt: RetryAttempt) -> None:
-        self._on_retry(attempt)
-        hook = self.policy.retry and self.policy.retry.on_retry
-        if hook:
-            try:
-                hook(attempt)
-            except Exception as error:  # a broken hook must not break the retry
-                log.error(
-                    "retry_hook_failed",
-                    handler=self.handler,
-                    error=redact_exception(error),
-                    traceback=error,
-                )
+    def _call_hook(self, hook: Callable[[RetryAttempt], None], attempt: RetryAttempt) -> None:
+        try:
+            hook(attempt)
+        except Exception as error:  # a broken hook must not break the retry
+            log.error(
+                "retry_hook_failed",
+                handler=self.handler,
+                error=redact_exception(error),
+                traceback=error,
+            )
 
     @contextmanager
-    def _parked(self, message: Any) -> Generator[None]:
-        """Let the lane return the message if the bus stops while it waits."""
+    def _parked(self, events: list[Event], owner: Any) -> Generator[None]:
+        """Let the lane return the events if the bus stops while they wait."""
         if not self._waits:
             yield
             return
-        parked: list[Event] = _frame().owner.backing_off
-        mine = _listed(message)
-        parked.extend(mine)
+        parked: list[Event] = owner.backing_off
+        parked.extend(events)
         try:
             yield
         finally:
-            for event in mine:
-                _remove(parked, event)
+            ids = {id(event) for event in events}  # two events may be equal
+            parked[:] = [event for event in parked if id(event) not in ids]
 
     def _with_fallback(self, call: Call) -> Call:
         fallback = self.policy.fallback
@@ -232,22 +259,6 @@ class Guard:
         return call_or_fall_back
 
 
-async def _under(permit: Permit | None, attempt: Call, message: Any) -> Any:
-    """Run one attempt and end its permit by the outcome."""
-    if permit is None:
-        return await attempt(message)
-    try:
-        value = await attempt(message)
-    except Exception as error:
-        permit.failure(error)
-        raise
-    except BaseException:
-        permit.release()
-        raise
-    permit.success()
-    return value
-
-
 def keep_earlier_events(call: Call) -> Call:
     """Wrap `call` so that events emitted by middleware before it survive a failed attempt."""
 
@@ -262,15 +273,6 @@ def keep_earlier_events(call: Call) -> Call:
 
 def _listed(message: Any) -> list[Event]:
     return cast("list[Event]", message if isinstance(message, list) else [message])
-
-
-def _remove(events: list[Event], event: Event) -> None:
-    # By identity: two events may be equal.
-    events[:] = [one for one in events if one is not event]
-
-
-def _message_id(message: Any) -> str:
-    return metadata_of(first_message(message)).message_id
 
 
 def _frame() -> Frame:

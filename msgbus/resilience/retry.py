@@ -70,9 +70,6 @@ class Retry:
         self.config = config
         self._clock = clock
         self._chance = chance
-        self._stop = config.stop or self._is_last
-        self._wait = config.wait or self._back_off
-        self._retry = config.retry or tenacity.retry_if_exception(config.allows)
 
     def begin(self) -> tenacity.RetryCallState:
         """Make the state that tenacity's strategies read, for one message."""
@@ -93,29 +90,24 @@ class Retry:
             return RetryDecision(None, CIRCUIT_OPEN)
         if isinstance(error, _NOT_IN_PROCESS):
             return RetryDecision(None, "permanent error")
-        now = self._clock.now()
+        now, config = self._clock.now(), self.config
         state.attempt_number = attempt
         state.outcome = tenacity.Future.construct(attempt, error, has_exception=True)
         state.outcome_timestamp = now
-        if not self._retry(state):
+        if not (config.allows(error) if config.retry is None else config.retry(state)):
             return RetryDecision(None, "not to be retried")
         # Before the stop strategy, as one of them reads the upcoming delay.
-        delay = max(float(self._wait(state)), 0.0)
+        if config.wait is None:
+            delay = config.delay(attempt, self._chance())
+        else:
+            delay = max(float(config.wait(state)), 0.0)
         state.upcoming_sleep = delay
-        if self._stop(state):
+        if attempt > config.retries_of(error) if config.stop is None else config.stop(state):
             return RetryDecision(None, "retries exhausted")
         if deadline is not None and now + delay >= deadline:
             return RetryDecision(None, "no time left for a retry")
         state.idle_for += delay
         return RetryDecision(delay)
-
-    def _is_last(self, state: tenacity.RetryCallState) -> bool:
-        error = None if state.outcome is None else state.outcome.exception()
-        assert error is not None  # noqa: S101 (only failures are decided on)
-        return state.attempt_number > self.config.retries_of(error)
-
-    def _back_off(self, state: tenacity.RetryCallState) -> float:
-        return self.config.delay(state.attempt_number, self._chance())
 
 
 def first_failure(clock: Clock) -> FailureRecord:

@@ -38,29 +38,6 @@ class CallWindow(Protocol):
 
 
 @final
-class Streak:
-    """Consecutive failures; a success resets them."""
-
-    __slots__ = ("calls", "failures")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.failures = 0
-
-    def add(self, now: float, *, failed: bool) -> None:  # noqa: ARG002 (a streak has no time)
-        """Add an outcome."""
-        self.failures = self.failures + 1 if failed else 0
-        self.calls = self.failures
-
-    def expire(self, now: float) -> None:
-        """Do nothing: a streak does not depend on time."""
-
-    def clear(self) -> None:
-        """Drop all outcomes."""
-        self.calls = self.failures = 0
-
-
-@final
 class LastCalls:
     """The last `size` calls."""
 
@@ -132,12 +109,12 @@ class LastSeconds:
         self.calls = self.failures = 0
 
 
-def make_window(config: CircuitBreakerConfig) -> CallWindow:
-    """Make the window that `config` describes."""
+def make_window(config: CircuitBreakerConfig) -> CallWindow | None:
+    """Make the window that `config` describes; `None` to count failures in a row."""
     if config.window is not None:
         return LastSeconds(config.window)
     if config.window_calls is not None:
         return LastCalls(config.window_calls)
     if config.failure_rate is not None:
         return LastCalls(max(DEFAULT_CALLS, config.minimum_calls))
-    return Streak()
+    return None

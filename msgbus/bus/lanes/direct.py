@@ -41,14 +41,14 @@ async def deliver(lane: Lane, event: Event, frame: Frame) -> None:
             await lane.host.flush(frame)
     except Exception as error:
         counts.recent.append(now() - began)
-        lane.failed(event, error, 1)
+        lane.host.event_failed(lane, event, error)
         raise
     except BaseException as error:
         if lane.host.require_runtime().is_ending(error):
             counts.abandoned += 1
             raise
         counts.recent.append(now() - began)
-        lane.failed(event, error, 1)
+        lane.host.event_failed(lane, event, error)
         message = f"{lane.name} was cancelled by what it called, not by the bus."
         raise RuntimeError(message) from error
     finally:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from msgbus.messages.message import Event
     from msgbus.runtime.clock import Clock
     from msgbus.runtime.event_loop import Runtime
-    from msgbus.telemetry.stats import LaneCounts
 
 
 class LaneHost(Protocol):
@@ -28,6 +27,8 @@ class LaneHost(Protocol):
 
     clock: Clock
     config: BusConfig
+    watched: bool
+    """Whether a caller may wait until idle."""
 
     @property
     def bus(self) -> IMessageBus:
@@ -56,7 +57,7 @@ class LaneHost(Protocol):
         ...
 
     def event_failed(self, lane: Lane, message: Any, error: BaseException) -> None:
-        """Report that a handler failed."""
+        """Count and report that a handler failed."""
         ...
 
     async def flush(self, frame: Frame) -> None:
@@ -74,6 +75,7 @@ class Lane:
     __slots__ = (
         "backing_off",
         "bus",
+        "counts",
         "host",
         "invoke",
         "is_aborted",
@@ -101,6 +103,8 @@ class Lane:
         self.name = registration.name
         self.registration = registration
         self.queue = queue
+        self.counts = queue.counts
+        """The handler's counters."""
         self.session_id = session_id
         self.invoke: Call | None = None
         self.workers: list[Worker] = []
@@ -123,11 +127,6 @@ class Lane:
     def priority(self) -> int:
         """Higher runs first."""
         return self.registration.priority
-
-    @property
-    def counts(self) -> LaneCounts:
-        """The handler's counters."""
-        return self.queue.counts
 
     @property
     def in_flight(self) -> int:
@@ -302,9 +301,3 @@ class Lane:
         queue.made_room()
         self.close()
         return queued
-
-    def failed(self, message: Any, error: BaseException, count: int) -> None:
-        """Count and report a failure on `count` events."""
-        if not self.is_aborted:
-            self.queue.counts.failed += count
-            self.host.event_failed(self, message, error)

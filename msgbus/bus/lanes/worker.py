@@ -70,7 +70,8 @@ class Worker:
                     return
                 else:
                     lane.queue.sleepers.append(self._waker)
-                    lane.host.notify_idle_waiters()
+                    if lane.host.watched:
+                        lane.host.notify_idle_waiters()
                     if items and not lane.is_paused:
                         # Another thread appended it and found no worker to wake.
                         lane.queue.sleepers.remove(self._waker)
@@ -135,13 +136,13 @@ class Worker:
                 if frame.context is not None and frame.context.emitted:
                     await lane.host.flush(frame)
             except Exception as error:
-                lane.failed(event, error, 1)
+                lane.host.event_failed(lane, event, error)
                 if gated is not None:
                     gated.error = error
             except BaseException as error:
                 if gated is not None:
                     gated.error = error
-                self._interrupted(event, error, 1)
+                self._interrupted(event, error)
             finally:
                 self.in_flight = 0
                 if gated is not None:
@@ -167,13 +168,12 @@ class Worker:
         finally:
             self.at_gate = None
 
-    def _interrupted(self, message: Any, error: BaseException, count: int) -> None:
+    def _interrupted(self, event: Event, error: BaseException) -> None:
         """Handle a cancellation: of the handler alone, which fails its event, or of the worker."""
-        lane = self._lane
         if not self._runtime.is_ending(error):
-            lane.failed(message, error, count)
+            self._lane.host.event_failed(self._lane, event, error)
             return
-        self._abandon(count)
+        self._abandon(1)
         raise error
 
     def _abandon(self, count: int) -> None:
@@ -381,7 +381,7 @@ class ListWorker(Worker):
             lane.queue.counts.failed_in_lists += 1
             if error is not None:
                 self._errors[id(event)] = error
-                lane.failed(event, error, 1)
+                lane.host.event_failed(lane, event, error)
 
     async def _call(self, events: list[Event], attempt: int) -> BaseException | None:
         """Call the handler; return its error, if it failed.
