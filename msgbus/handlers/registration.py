@@ -96,6 +96,7 @@ class Registration:
             return handler_name(self.handler), classes
         return self.name, self.target_name
 
+
 def make_registration(
     message_type: type[Message] | tuple[type[Message], ...],
     handler: Any,

@@ -125,7 +125,7 @@ class ResilientMessageBus(MessageBus):
         self._letters = self._assembly.letters = _queue_of(dead_letters, self._state.clock)
         if self._letters is not None:
             self._letters.connect(partial(redeliver, self._state), self._letter_settled)
-            self._letters.on_event(self._publish_letter_event)
+            self._letters.on_event(self._publish_letter_event, self._state.may_want)
 
     @override
     def _make_assembly(self) -> Assembly:
@@ -194,7 +194,7 @@ class ResilientMessageBus(MessageBus):
         from msgbus.resilience.dead_letters.journal_store import JournalDeadLetterStore
 
         # A function: the journal is opened at first use.
-        return JournalDeadLetterStore(lambda: self.journal)
+        return JournalDeadLetterStore(lambda: self.journal, clock=self._state.clock)
 
     async def _start(self, runtime: Runtime) -> None:
         """Open the dead letters, then start as every bus does."""

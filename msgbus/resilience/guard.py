@@ -179,10 +179,7 @@ class Guard:
             if decision.delay is None:
                 failures.reason = decision.reason
                 raise error
-            failed = RetryAttempt(message, self.handler, attempts, error, decision.delay)
-            self._on_retry(failed)
-            if self.retry.config.on_retry is not None:
-                self._call_hook(self.retry.config.on_retry, failed)
+            self._announce(RetryAttempt(message, self.handler, attempts, error, decision.delay))
             permit = None
             with self._parked(events, frame.owner):
                 await self._clock.sleep(decision.delay)
@@ -202,7 +199,11 @@ class Guard:
             del context.emitted[context.kept :]
             failures.last_attempt = datetime.fromtimestamp(self._clock.time(), tz=UTC)
 
-    def _call_hook(self, hook: Callable[[RetryAttempt], None], attempt: RetryAttempt) -> None:
+    def _announce(self, attempt: RetryAttempt) -> None:
+        self._on_retry(attempt)
+        hook = self.policy.retry and self.policy.retry.on_retry
+        if not hook:
+            return
         try:
             hook(attempt)
         except Exception as error:  # a broken hook must not break the retry

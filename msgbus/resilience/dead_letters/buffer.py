@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias, final
 
@@ -38,7 +37,8 @@ class LetterBuffer:
     """A bounded line of letters, and a thread that writes them while there are any.
 
     The thread is no daemon: a process that ends without closing the store first writes what
-    was added. What has gathered while a commit was under way is the next one.
+    was added. What is added by functions that run at the very end is written before `add`
+    returns. What has gathered while a commit was under way is the next one.
 
     Args:
         write: Writes letters, on the event loop of the thread.
@@ -48,7 +48,12 @@ class LetterBuffer:
     """
 
     def __init__(
-        self, write: Write, tell: Callable[[Notice], None], *, buffer: int, overflow: Overflow
+        self,
+        write: Write,
+        tell: Callable[[Sequence[Notice]], None],
+        *,
+        buffer: int,
+        overflow: Overflow,
     ) -> None:
         self._write = write
         self._tell = tell
@@ -81,7 +86,7 @@ class LetterBuffer:
             self._line.append(letter)
             self._added += 1
         if dropped is not None:
-            self._tell(Notice("dropped", dropped, "the store does not keep up"))
+            self._tell([Notice("dropped", dropped, "the store does not keep up")])
         return None
 
     def start(self) -> None:
@@ -90,9 +95,14 @@ class LetterBuffer:
             if self._is_running or not self._line:
                 return
             self._is_running = True
-        threading.Thread(
-            target=partial(anyio.run, self._work), name="msgbus dead letters", daemon=False
-        ).start()
+        thread = threading.Thread(target=self._run, name="msgbus dead letters", daemon=False)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is about to end, and starts no thread any more
+            self._run()
+        else:
+            if not threading.main_thread().is_alive():
+                thread.join()  # nobody else waits for it any more
 
     async def flush(self) -> None:
         """Return once everything that was added so far is written, or told as lost.
@@ -117,9 +127,15 @@ class LetterBuffer:
             letters = list(self._line)
             self._line.clear()
             self._settled += len(letters)
-        self._tell_all([Notice("refused", letter, reason) for letter in letters])
+        self._tell([Notice("refused", letter, reason) for letter in letters])
 
     # -- in the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._work)
+        except RuntimeError as error:  # on an event loop, where none can be run beside it
+            self.refuse_all(redact_exception(error))
 
     async def _work(self) -> None:
         while batch := self._take():
@@ -151,7 +167,7 @@ class LetterBuffer:
                 self._one_by_one = len(batch)  # one of them must not hold up the others
                 return
             notices = _refused(batch, error)
-        self._tell_all(notices)
+        self._tell(notices)
         self._settle(len(batch))
 
     def _may_wait(self) -> bool:
@@ -175,11 +191,6 @@ class LetterBuffer:
             self._waiting = [one for one in self._waiting if one not in ready]
         for _, runtime, reply in ready:
             runtime.call_soon(partial(_give, reply, error))
-
-    def _tell_all(self, notices: Sequence[Notice]) -> None:
-        for notice in notices:
-            with suppress(Exception):  # a listener's trouble is its own
-                self._tell(notice)
 
 
 def _give(reply: LoopReply, error: Exception | None) -> None:

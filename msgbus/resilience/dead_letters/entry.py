@@ -1,9 +1,9 @@
-"""`DeadLetterEntry`: a message that one handler could not handle, and why."""
+"""`DeadLetterEntry`: a message that one handler could not handle, and why; made and read back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -11,10 +11,12 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, Literal, cast, final
 
-from msgbus.errors import DeadLetterError
-from msgbus.messages.message import Message, metadata_of
-from msgbus.messages.metadata import NO_HEADERS
-from msgbus.resilience.dead_letters.contents import changed, decoded, described, encoded
+from pydantic import ValidationError
+
+from msgbus.errors import DeadLetterError, LetterEditError, UnreadableLetterError
+from msgbus.messages.message import Command, Message, metadata_of, set_meta
+from msgbus.messages.metadata import NO_HEADERS, Metadata
+from msgbus.messages.upcasting import missing_upcasters, upcast
 from msgbus.telemetry.redaction import redact, redact_exception
 from msgbus.telemetry.tracebacks import redacted_traceback
 
@@ -154,9 +156,10 @@ class DeadLetterEntry:
         return found
 
 
-FIELDS: Final = tuple(
-    one.name for one in fields(DeadLetterEntry) if one.init and one.name[0] != "_"
-)
+FIELDS: Final = {
+    one.name: str(one.type) for one in fields(DeadLetterEntry) if one.name != "_message"
+}
+"""What is written to files, by name; with its type."""
 
 
 def letter_id_of(message_id: str, handler: str, scope: str | None = None, target: str = "") -> str:
@@ -165,24 +168,35 @@ def letter_id_of(message_id: str, handler: str, scope: str | None = None, target
     return f"{message_id}-{blake2b(identity.encode(), digest_size=6).hexdigest()}"
 
 
+def moment(given: datetime | float) -> datetime:
+    """Return a time in UTC, to the microsecond: a clock's `time()`, or a datetime."""
+    if not isinstance(given, datetime):
+        return datetime.fromtimestamp(round(given, 6), UTC)
+    return given.replace(tzinfo=UTC) if given.tzinfo is None else given.astimezone(UTC)
+
+
+# -- letters of messages -----------------------------------------------------------------------
+
+_MASK: Final = '"**********"'  # what pydantic writes for a secret
+
+
 def letter_about(
     message: Message,
     *,
     handler: str,
     error: BaseException,
     attempts: int,
-    first_attempt: datetime,
-    last_attempt: datetime,
+    first_attempt: datetime | float,
+    last_attempt: datetime | float,
     reason: str,
     answered: bool = False,
     scope: str | None = None,
     target: str = "",
 ) -> DeadLetterEntry:
     """Make a new letter; secrets are removed here, before anything is stored."""
-    message_id = metadata_of(message).message_id
+    about = _described(message)
     return DeadLetterEntry(
-        letter_id=letter_id_of(message_id, handler, scope, target),
-        payload=encoded(message),
+        letter_id=letter_id_of(about["message_id"], handler, scope, target),
         handler=handler,
         scope=scope,
         target=target,
@@ -190,47 +204,225 @@ def letter_about(
         error_type=type(error).__name__,
         traceback=redacted_traceback(error),
         attempts=attempts,
-        first_attempt=aware(first_attempt),
-        last_attempt=aware(last_attempt),
+        first_attempt=moment(first_attempt),
+        last_attempt=moment(last_attempt),
         reason=redact(reason),
         answered=answered,
-        _message=message,
-        **described(message),
+        **about,
     )
+
+
+def _described(message: Message) -> dict[str, Any]:
+    """Return what a letter says of its message."""
+    cls, meta = type(message), metadata_of(message)
+    message_id, correlation_id, root_id = meta.ids()
+    try:
+        key = message.key
+    except Exception:  # the border to user code: the letter matters more
+        key = None
+    return {
+        "message_id": message_id,
+        "message_type": cls.__wire__.name,
+        "version": cls.__wire__.version,
+        "kind": "command" if isinstance(message, Command) else "event",
+        "payload": _encoded(message),
+        "correlation_id": correlation_id,
+        "causation_id": meta.causation_id,
+        "session_id": meta.session_id,
+        "topic": meta.topic,
+        "headers": meta.headers,
+        "origin": _origin(cls),
+        "from_system": meta.from_system,
+        "key": key,
+        "offset": 0 if meta.recorded is None else meta.recorded[0],
+        "root_id": root_id,
+        "depth": meta.depth,
+        "_message": message,
+    }
+
+
+def _encoded(message: Message) -> str:
+    """Return the message's fields as JSON, by field name; never raises.
+
+    What JSON cannot hold is written as its type: such a letter can be read, but not replayed.
+    """
+    try:
+        return message.model_dump_json(round_trip=True, by_alias=False)
+    except Exception:
+        try:
+            return message.model_dump_json(
+                round_trip=True, by_alias=False, fallback=lambda value: f"<{type(value).__name__}>"
+            )
+        except Exception:
+            return "null"
 
 
 def edited_letter(old: DeadLetterEntry, changes: Mapping[str, Any]) -> DeadLetterEntry:
     """Make the letter that stands in for `old`: for the same handler, with a changed message.
 
+    The new message has an id of its own, and the old one as its cause.
+
     Raises:
         LetterEditError: The message would not be valid.
         UnreadableLetterError: The message's class is not imported.
     """
-    message = changed(old, changes)
-    message_id = metadata_of(message).message_id
+    cls = message_class(old)
+    known = ", ".join(cls.model_fields) or "none"
+    unknown = sorted(set(changes) - set(cls.model_fields))
+    if unknown or not changes:
+        what = f"has no {', '.join(unknown)}" if unknown else "was given nothing to change"
+        raise LetterEditError(f"{cls.__name__} {what}. Its fields are: {known}.", fields=unknown)
+    try:
+        payload = _merged(_todays_payload(old, cls), changes)
+        message = cls.model_validate_json(payload, by_name=True, by_alias=False)
+    except ValueError as error:
+        names = sorted(changes)
+        if isinstance(error, ValidationError):
+            faults = error.errors(include_url=False, include_input=False)
+            names = sorted({str(fault["loc"][0]) for fault in faults if fault["loc"]})
+        text = f"{old.message_type} cannot be changed so: {redact_exception(error)}."
+        raise LetterEditError(text, fields=names) from error
+    _set_metadata(message, old, None, old.message_id, old.depth + 1)
+    about = _described(message)
     return replace(
         old,
-        letter_id=letter_id_of(message_id, old.handler, old.scope, old.target),
-        payload=encoded(message),
+        letter_id=letter_id_of(about["message_id"], old.handler, old.scope, old.target),
         attempts=0,
         replays=0,
         reason=f"edited from {old.letter_id}",
         status=LetterStatus.DEAD,
         note=None,
         subscription="",
-        _message=message,
-        **described(message),
+        **about,
     )
 
 
-def aware(moment: datetime) -> datetime:
-    """Return the same moment in UTC; one without a zone is taken to be in UTC."""
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+def _merged(payload: str, changes: Mapping[str, Any]) -> str:
+    from pydantic_core import to_jsonable_python
+
+    stored: object = json.loads(payload)
+    data = cast("dict[str, Any]", stored) if isinstance(stored, dict) else {}
+    return json.dumps({**data, **to_jsonable_python(dict(changes), round_trip=True)})
 
 
-def at(seconds: float) -> datetime:
-    """Return a clock's `time()` as a moment, to the microsecond."""
-    return datetime.fromtimestamp(round(seconds, 6), UTC)
+# -- messages of letters -----------------------------------------------------------------------
+
+
+def decoded(letter: DeadLetterEntry) -> Message:
+    """Make a letter's message anew.
+
+    Raises:
+        UnreadableLetterError: Its class is not imported, or does not take its fields.
+    """
+    cls = message_class(letter)
+    message = _validated(letter, cls, _todays_payload(letter, cls))
+    _set_metadata(message, letter, letter.message_id, letter.causation_id, letter.depth)
+    return message
+
+
+def _set_metadata(
+    message: Message,
+    letter: DeadLetterEntry,
+    message_id: str | None,
+    cause: str | None,
+    depth: int,
+) -> None:
+    meta = Metadata(
+        message_id,
+        correlation_id=letter.correlation_id,
+        causation_id=cause,
+        session_id=letter.session_id,
+        headers=letter.headers,
+        topic=letter.topic,
+        fixed=True,
+        from_system=letter.from_system,
+        root_id=letter.root_id or None,
+        depth=depth,
+    )
+    set_meta(message, meta)
+
+
+def _todays_payload(letter: DeadLetterEntry, cls: type[Message]) -> str:
+    """Bring a payload up to the class of today, if it has all upcasters for that."""
+    if letter.version >= cls.__wire__.version or missing_upcasters(cls, letter.version):
+        return letter.payload
+    try:
+        return json.dumps(upcast(cls, json.loads(letter.payload), letter.version))
+    except Exception as error:  # the border to user code
+        problem = (
+            f"an upcaster of {cls.__name__} failed on its version {letter.version}: "
+            f"{redact_exception(error)}. Mend the upcaster; the letter stays as it is."
+        )
+        raise UnreadableLetterError(letter.message_type, letter.letter_id, problem) from error
+
+
+def _validated(letter: DeadLetterEntry, cls: type[Message], payload: str) -> Message:
+    if _MASK in payload:
+        problem = (
+            "one of its fields is a secret, which is never stored. If it may be, give the field "
+            "a serializer (@field_serializer) that writes its value; else send the message anew."
+        )
+        raise UnreadableLetterError(letter.message_type, letter.letter_id, problem)
+    try:
+        return cls.model_validate_json(payload, by_name=True, by_alias=False)
+    except Exception as error:  # the border to user code: a validator may raise anything
+        problem = (
+            f"a validator of {cls.__name__} failed on it: {redact_exception(error)}. The letter "
+            f"stays as it is."
+        )
+        if isinstance(error, ValidationError):
+            problem = (
+                f"it was stored in version {letter.version}, and {cls.__name__} (now version "
+                f"{cls.__wire__.version}) does not take its fields: {redact_exception(error)}. "
+                f"Give the fields it wants with dead_letters.edit(letter, field=...), or discard "
+                f"it; letter.payload has what was stored."
+            )
+        raise UnreadableLetterError(letter.message_type, letter.letter_id, problem) from error
+
+
+def message_class(letter: DeadLetterEntry) -> type[Message]:
+    """Return the imported class of a letter's message.
+
+    Raises:
+        UnreadableLetterError: No imported class has this wire name, or several have it.
+    """
+    found = [cls for cls in message_classes() if cls.__wire__.name == letter.message_type]
+    exact = [cls for cls in found if _origin(cls) == letter.origin]
+    if exact:
+        return exact[-1]
+    found = [cls for cls in found if cls.__wire__.version == letter.version] or found
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        where = f" It was defined in {letter.origin.partition(':')[0]}." if letter.origin else ""
+        fix = f"no class of this name is imported. Import the module that defines it.{where}"
+    else:
+        names = ", ".join(_origin(cls) for cls in found)
+        fix = f"several classes have this name: {names}. Give each its own: name=..."
+    raise UnreadableLetterError(letter.message_type, letter.letter_id, fix)
+
+
+def message_classes(base: type[Message] = Message) -> Iterator[type[Message]]:
+    """Iterate over all imported classes below `base`, each once, the last defined last."""
+    seen: set[type[Message]] = set()
+    pending = [base]
+    while pending:
+        for cls in pending.pop(0).__subclasses__():
+            if cls not in seen:
+                seen.add(cls)
+                pending.append(cls)
+                yield cls
+
+
+def wire_names(wanted: type[Message] | str) -> set[str]:
+    """Return the wire names meant by a name, or by a class and those below it."""
+    if isinstance(wanted, str):
+        return {wanted}
+    return {wanted.__wire__.name, *(cls.__wire__.name for cls in message_classes(wanted))}
+
+
+def _origin(cls: type[Message]) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 # -- letters from files ------------------------------------------------------------------------
@@ -248,7 +440,7 @@ def from_data(data: Mapping[str, Any]) -> DeadLetterEntry:
     values = dict(data)
     try:
         for name in ("first_attempt", "last_attempt"):
-            values[name] = aware(datetime.fromisoformat(values[name]))
+            values[name] = moment(datetime.fromisoformat(values[name]))
         values["status"] = LetterStatus(values.get("status", "dead"))
         for name, (is_right, wanted) in _CHECKS.items():
             if name in values and not is_right(values[name]):
@@ -288,20 +480,20 @@ def _are_headers(value: object) -> bool:
     return all(_is_text(key) and _is_text(text) for key, text in headers.items())
 
 
-_TEXTS: Final = (
-    *("letter_id", "message_id", "message_type", "payload", "handler", "error", "error_type"),
-    *("traceback", "reason", "correlation_id", "origin", "target", "root_id", "subscription"),
-)
-_TEXTS_OR_NONE: Final = ("causation_id", "session_id", "topic", "note", "scope", "key")
-_COUNTS: Final = ("version", "attempts", "replays", "offset", "depth")
-_CHECKS: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
-    **dict.fromkeys(_TEXTS, (_is_text, "text")),
-    **dict.fromkeys(_TEXTS_OR_NONE, (_is_text_or_none, "text or null")),
-    **dict.fromkeys(_COUNTS, (_is_count, "a whole number, 0 or more")),
-    **dict.fromkeys(
-        ("answered", "from_system"), (lambda value: type(value) is bool, "true or false")
+_CHECKS_BY_TYPE: Final[dict[str, tuple[Callable[[object], bool], str]]] = {
+    "str": (_is_text, "text"),
+    "str | None": (_is_text_or_none, "text or null"),
+    "int": (_is_count, "a whole number, 0 or more"),
+    "bool": (lambda value: type(value) is bool, "true or false"),
+    "Literal['command', 'event']": (
+        lambda value: value in ("command", "event"),
+        '"command" or "event"',
     ),
-    "kind": (lambda value: value in ("command", "event"), '"command" or "event"'),
-    "headers": (_are_headers, "texts by name"),
+    "Mapping[str, str]": (_are_headers, "texts by name"),
 }
-"""Checks of the values of a letter that came from a file."""
+_CHECKS: Final = {
+    name: _CHECKS_BY_TYPE[kind]
+    for name, kind in FIELDS.items()
+    if kind not in ("datetime", "LetterStatus")  # their own constructors check them
+}
+"""Checks of the values of a letter that came from a file, by field."""

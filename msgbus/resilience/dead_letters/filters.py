@@ -11,8 +11,12 @@ from typing_extensions import TypedDict
 
 from msgbus.errors import DeadLetterError
 from msgbus.messages.message import Message
-from msgbus.resilience.dead_letters.contents import wire_names
-from msgbus.resilience.dead_letters.entry import DeadLetterEntry, LetterStatus, aware
+from msgbus.resilience.dead_letters.entry import (
+    DeadLetterEntry,
+    LetterStatus,
+    moment,
+    wire_names,
+)
 
 if TYPE_CHECKING:
     from msgbus.resilience.dead_letters.store import DeadLetterStore
@@ -52,8 +56,8 @@ class LetterFilter:
             and self.handler in (None, letter.handler)
             and self.error_type in (None, letter.error_type)
             and self.session_id in (None, letter.session_id)
-            and (self.since is None or letter.last_attempt >= aware(self.since))
-            and (self.until is None or letter.last_attempt < aware(self.until))
+            and (self.since is None or letter.last_attempt >= moment(self.since))
+            and (self.until is None or letter.last_attempt < moment(self.until))
             and self.status in (None, letter.status)
             and self.answered in (None, letter.answered)
         )

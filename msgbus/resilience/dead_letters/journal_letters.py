@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple, Protocol, final
 
 from msgbus.errors import (
@@ -30,6 +30,7 @@ from msgbus.resilience.dead_letters.rows import (
     with_history,
 )
 from msgbus.resilience.dead_letters.store import (
+    BoundedStore,
     LetterGroup,
     LetterPage,
     Notice,
@@ -37,6 +38,7 @@ from msgbus.resilience.dead_letters.store import (
     Step,
     added,
 )
+from msgbus.runtime.clock import Clock
 
 _ATTEMPTS: Final = 20
 """Times that a change is attempted which others are always ahead of."""
@@ -53,20 +55,6 @@ class LetterJournal(Journal, Letters, Protocol):
     """A journal whose dead letters can be searched."""
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Number of letters that a store keeps, and its policy when it is full."""
-
-    max_size: int | None = None
-    overflow: Overflow = Overflow.DROP_OLDEST
-
-    @property
-    def reason(self) -> str:
-        """Why a letter was lost."""
-        return f"the store is full ({self.max_size} letters)"
-
-
 class Room(NamedTuple):
     """What makes room for more letters."""
 
@@ -80,17 +68,15 @@ class JournalLetters:
 
     Args:
         journal: The journal.
-        capacity: How many letters it keeps.
-        now: Seconds since the epoch.
+        store: How many letters it keeps.
+        clock: The time of changes.
     """
 
-    def __init__(
-        self, journal: LetterJournal, capacity: Capacity, now: Callable[[], float]
-    ) -> None:
+    def __init__(self, journal: LetterJournal, store: BoundedStore, clock: Clock) -> None:
         self.journal = journal
         self.claims = Claims(journal)
-        self._capacity = capacity
-        self._now = now
+        self._store = store
+        self._now = clock.time
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -179,7 +165,7 @@ class JournalLetters:
             if record is None:
                 room = await self._room(1)
                 if room is None:
-                    return [Notice("refused", letter, self._capacity.reason)]
+                    return [Notice("refused", letter, self._store.is_full)]
                 operations = [*room.operations, new_row(letter, self._now())]
                 owner = None
             else:
@@ -266,7 +252,7 @@ class JournalLetters:
             if room is None:
                 raise DeadLetterStoreError(
                     f"{len(new)} letters do not fit: the store takes at most "
-                    f"{self._capacity.max_size}. Make max_size larger, or discard some."
+                    f"{self._store.max_size}. Make max_size larger, or discard some."
                 )
             now = self._now()
             operations = [*room.operations, *(new_row(letter, now) for letter in new)]
@@ -299,23 +285,23 @@ class JournalLetters:
             must_drop: Whether letters may go for it; else there must be room already.
             beside: A letter that is changed in the same commit, and stays.
         """
-        if self._capacity.max_size is None:
+        if self._store.max_size is None:
             return Room([], [])
         size = await self.journal.count_letters(LetterSelection())
-        missing = size + number - self._capacity.max_size
+        missing = size + number - self._store.max_size
         if missing <= 0 or not must_drop:
             return Room([], []) if missing <= 0 else None
         victims = await self._oldest(_DONE, missing, beside)
         missing -= len(victims)
         notices: list[Notice] = []
         if missing > 0:
-            if self._capacity.overflow is Overflow.REJECT:
+            if self._store.overflow is Overflow.REJECT:
                 return None
             dead = await self._oldest(_DEAD, missing, beside)
             if len(dead) < missing:
                 return None
             victims += dead
-            reason = self._capacity.reason
+            reason = self._store.is_full
             notices = [Notice("dropped", entry_of(one), reason) for one in dead if id_of(one)]
         return Room([Drop(one.row) for one in victims], notices)
 

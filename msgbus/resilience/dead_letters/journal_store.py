@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar, cast
@@ -15,15 +14,23 @@ from msgbus.journal.ports import Journal
 from msgbus.resilience.dead_letters.buffer import LetterBuffer
 from msgbus.resilience.dead_letters.entry import DeadLetterEntry
 from msgbus.resilience.dead_letters.filters import LetterFilter
-from msgbus.resilience.dead_letters.journal_letters import Capacity, JournalLetters, LetterJournal
-from msgbus.resilience.dead_letters.store import LetterGroup, LetterPage, Notice, Overflow, Step
+from msgbus.resilience.dead_letters.journal_letters import JournalLetters, LetterJournal
+from msgbus.resilience.dead_letters.store import (
+    BoundedStore,
+    LetterGroup,
+    LetterPage,
+    Notice,
+    Overflow,
+    Step,
+)
 from msgbus.runtime.arguments import missing_members, require_members
+from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.telemetry.redaction import redact_exception
 
 T = TypeVar("T")
 
 
-class JournalDeadLetterStore:
+class JournalDeadLetterStore(BoundedStore):
     """Keeps dead letters in a journal, where durable subscriptions keep theirs.
 
     Both are found, replayed, edited and discarded here. The letter of a durable handler is
@@ -38,6 +45,7 @@ class JournalDeadLetterStore:
         max_size: Letters to keep in the journal; no bound unless given.
         overflow: What is done with one letter too many, in the journal or on the way to it.
         buffer: Letters that may wait to be written.
+        clock: The time of changes.
 
     Raises:
         ConfigurationError: `max_size` or `buffer` is not above 0, or the letters of the journal
@@ -51,15 +59,13 @@ class JournalDeadLetterStore:
         overflow: Overflow = Overflow.DROP_OLDEST,
         *,
         buffer: int = 10_000,
+        clock: Clock | None = None,
     ) -> None:
-        for name, value in (("max_size", max_size), ("buffer", buffer)):
-            if value is not None and value < 1:
-                raise ConfigurationError(f"{name} is {value}; it must be above 0.")
-        self.max_size = max_size
-        self.overflow = Overflow(overflow)
-        self._capacity = Capacity(max_size, self.overflow)
-        self._buffer = LetterBuffer(self._write, self._tell, buffer=buffer, overflow=self.overflow)
-        self._listeners: list[Callable[[Notice], None]] = []
+        super().__init__(max_size, overflow)
+        if buffer < 1:
+            raise ConfigurationError(f"buffer is {buffer}; it must be above 0.")
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._buffer = LetterBuffer(self._write, self.tell, buffer=buffer, overflow=self.overflow)
         self._letters: JournalLetters | None = None
         self._is_closed = False
         self._size = 0
@@ -78,10 +84,6 @@ class JournalDeadLetterStore:
         if refused is None and self._is_ready():
             self._buffer.start()
         return refused
-
-    def listen(self, listener: Callable[[Notice], None]) -> None:
-        """Tell about every letter that is dropped or refused, from whichever thread."""
-        self._listeners.append(listener)
 
     async def open(self) -> None:
         """Write what has waited.
@@ -159,7 +161,7 @@ class JournalDeadLetterStore:
         letter, notices = await self._run(
             lambda letters: letters.change(letter_id, step, successor)
         )
-        self._tell_all(notices)
+        self.tell(notices)
         return letter
 
     async def release(self) -> int:
@@ -173,7 +175,7 @@ class JournalDeadLetterStore:
             DeadLetterStoreError: They do not fit.
         """
         number, notices = await self._run(lambda stored: stored.put(letters))
-        self._tell_all(notices)
+        self.tell(notices)
         return number
 
     # -- inside ----------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ class JournalDeadLetterStore:
     def _letters_of(self, journal: object) -> JournalLetters:
         fix = "Give dead_letters= a store of their own, such as SqliteDeadLetterStore(path)."
         require_members(journal, Letters, "The journal of these dead letters", fix)
-        return JournalLetters(cast("LetterJournal", journal), self._capacity, time.time)
+        return JournalLetters(cast("LetterJournal", journal), self, self._clock)
 
     def _current(self) -> JournalLetters:
         """Return the letters of the journal.
@@ -237,14 +239,6 @@ class JournalDeadLetterStore:
 
     async def _write(self, letters: Sequence[DeadLetterEntry]) -> Sequence[Notice]:
         return await self._current().add(letters)
-
-    def _tell(self, notice: Notice) -> None:
-        self._tell_all([notice])
-
-    def _tell_all(self, notices: Sequence[Notice]) -> None:
-        for notice in notices:
-            for listener in self._listeners:
-                listener(notice)
 
 
 @contextmanager

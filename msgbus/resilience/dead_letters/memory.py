@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import final
 
-from msgbus.errors import ConfigurationError, DeadLetterStoreError
+from msgbus.errors import DeadLetterStoreError
 from msgbus.resilience.dead_letters.entry import DONE, DeadLetterEntry, LetterStatus
 from msgbus.resilience.dead_letters.filters import LetterFilter, position
 from msgbus.resilience.dead_letters.store import (
+    BoundedStore,
     LetterGroup,
     LetterPage,
     Notice,
@@ -21,7 +22,7 @@ from msgbus.resilience.dead_letters.store import (
 
 
 @final
-class MemoryDeadLetterStore:
+class MemoryDeadLetterStore(BoundedStore):
     """Keeps dead letters in memory, at most `max_size` of them. Nothing here waits.
 
     Args:
@@ -35,16 +36,12 @@ class MemoryDeadLetterStore:
     def __init__(
         self, max_size: int | None = 10_000, overflow: Overflow = Overflow.DROP_OLDEST
     ) -> None:
-        if max_size is not None and max_size < 1:
-            raise ConfigurationError(f"max_size is {max_size}; it must be above 0, or None.")
-        self.max_size = max_size
-        self.overflow = Overflow(overflow)
+        super().__init__(max_size, overflow)
         self._lock = threading.Lock()
         self._letters: dict[str, tuple[int, DeadLetterEntry]] = {}
         """By id, with their numbers; in the order in which they came."""
         self._done: dict[str, None] = {}
         self._last = 0
-        self._listeners: list[Callable[[Notice], None]] = []
 
     def __len__(self) -> int:
         return len(self._letters)
@@ -55,14 +52,11 @@ class MemoryDeadLetterStore:
             _, known = self._letters.get(letter.letter_id, (0, None))
             dropped = self._make_room(known is None)
             if dropped is None:
-                return self._full()
-            self._store(added(known, letter))
-        self._tell(dropped)
+                return self.is_full
+            self._store(letter if known is None else added(known, letter))
+        if dropped:
+            self.tell(dropped)
         return None
-
-    def listen(self, listener: Callable[[Notice], None]) -> None:
-        """Tell about every letter that is dropped."""
-        self._listeners.append(listener)
 
     async def open(self) -> None:
         """Do nothing: there is nothing to open."""
@@ -138,7 +132,7 @@ class MemoryDeadLetterStore:
                 # The letter it stands in for is done: there is room, or nothing is lost.
                 dropped = self._make_room(1) or []
                 self._store(successor)
-        self._tell(dropped)
+        self.tell(dropped)
         return changed
 
     async def release(self) -> int:
@@ -161,7 +155,7 @@ class MemoryDeadLetterStore:
                 )
             for letter in new.values():
                 self._store(letter)
-        self._tell(dropped)
+        self.tell(dropped)
         return len(new)
 
     def _fitting(
@@ -196,16 +190,8 @@ class MemoryDeadLetterStore:
             dead = list(islice(found, missing))
             if self.overflow is Overflow.REJECT or len(dead) < missing:
                 return None
-            notices = [Notice("dropped", one, self._full()) for one in dead]
+            notices = [Notice("dropped", one, self.is_full) for one in dead]
         for letter_id in (*victims, *(notice.letter.letter_id for notice in notices)):
             del self._letters[letter_id]
             self._done.pop(letter_id, None)
         return notices
-
-    def _full(self) -> str:
-        return f"the store is full ({self.max_size} letters)"
-
-    def _tell(self, notices: Sequence[Notice]) -> None:
-        for notice in notices:
-            for listener in self._listeners:
-                listener(notice)

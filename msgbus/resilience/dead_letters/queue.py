@@ -1,25 +1,30 @@
-"""`DeadLetterQueue`: finds, replays, edits and discards dead letters."""
+"""`DeadLetterQueue`: finds, replays, edits and discards dead letters; counts and tells of them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Self, TypeAlias, final
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, final
 
 from typing_extensions import Unpack
 
 from msgbus.errors import BusStateError, DeadLetterError, LetterNotFoundError
-from msgbus.messages.message import Message, Query, SystemEvent
+from msgbus.messages.message import Message, Query, SystemEvent, set_meta
+from msgbus.messages.metadata import Metadata
+from msgbus.messages.system_events import (
+    DeadLetterDroppedEvent,
+    DeadLetteredEvent,
+    DeadLetterRefusedEvent,
+)
 from msgbus.resilience.dead_letters.entry import (
     DeadLetterEntry,
     LetterStatus,
-    at,
     edited_letter,
     letter_about,
 )
-from msgbus.resilience.dead_letters.events import LetterNotifier
 from msgbus.resilience.dead_letters.files import (
     Destination,
     ImportReport,
@@ -55,9 +60,17 @@ from msgbus.resilience.dead_letters.store import (
 from msgbus.runtime.arguments import require_members
 from msgbus.runtime.clock import Clock, SystemClock
 from msgbus.runtime.event_loop import current_runtime
+from msgbus.telemetry.logging import log
+from msgbus.telemetry.redaction import redact_exception
+
+if TYPE_CHECKING:
+    from msgbus.runtime.event_loop import Runtime
 
 Letter: TypeAlias = "DeadLetterEntry | str"
 """A letter, or its id."""
+
+IsWanted: TypeAlias = "Callable[[type[SystemEvent]], bool]"
+"""Tells whether somebody wants events of a class; may be called in any thread."""
 
 
 @final
@@ -79,23 +92,17 @@ class DeadLetterQueue:
         self._clock: Clock = SystemClock() if clock is None else clock
         self._replayer = Replayer(self.store, self._clock)
         self._redeliver: Redeliver | None = None
-        self._notifier = LetterNotifier()
-        self.store.listen(self._notifier.lost)
-
-    @property
-    def added(self) -> int:
+        self.store.listen(self._lost)
+        self.added = 0
         """Letters that were taken."""
-        return self._notifier.added
-
-    @property
-    def dropped(self) -> int:
+        self.dropped = 0
         """Letters dropped by a full store."""
-        return self._notifier.dropped
-
-    @property
-    def refused(self) -> int:
+        self.refused = 0
         """Letters that were not taken, or could not be kept."""
-        return self._notifier.refused
+        self._counting = threading.Lock()
+        self._runtime: Runtime | None = None
+        """Where callbacks run; in the thread that found out, if there is none."""
+        self._callbacks: list[tuple[Callable[[SystemEvent], object], IsWanted | None]] = []
 
     @property
     def size(self) -> int:
@@ -110,14 +117,14 @@ class DeadLetterQueue:
         Raises:
             DeadLetterStoreError: The store cannot be opened.
         """
-        self._notifier.runtime = current_runtime()
+        self._runtime = current_runtime()
         await self.store.open()
         await self.store.release()
 
     async def close(self) -> None:
         """Keep what was added, and close the store."""
         await self.store.close()
-        self._notifier.runtime = None
+        self._runtime = None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -139,9 +146,16 @@ class DeadLetterQueue:
         if on_settled is not None:
             self._replayer.on_settled = on_settled
 
-    def on_event(self, callback: Callable[[SystemEvent], object]) -> None:
-        """Call this with each `DeadLetteredEvent`, `...DroppedEvent` and `...RefusedEvent`."""
-        self._notifier.on_event(callback)
+    def on_event(
+        self, callback: Callable[[SystemEvent], object], is_wanted: IsWanted | None = None
+    ) -> None:
+        """Call this with each `DeadLetteredEvent`, `...DroppedEvent` and `...RefusedEvent`.
+
+        Args:
+            callback: The function.
+            is_wanted: Tells whether to make and pass an event of a class; always unless given.
+        """
+        self._callbacks.append((callback, is_wanted))
 
     # -- letters come --------------------------------------------------------------------------
 
@@ -186,8 +200,8 @@ class DeadLetterQueue:
                 handler=handler,
                 error=error,
                 attempts=attempts,
-                first_attempt=self._moment(first_attempt),
-                last_attempt=self._moment(last_attempt),
+                first_attempt=first_attempt,
+                last_attempt=self._clock.time() if last_attempt is None else last_attempt,
                 reason=reason,
                 answered=answered,
                 scope=scope,
@@ -195,13 +209,67 @@ class DeadLetterQueue:
             )
             refused = self.store.add(letter)
         except Exception as trouble:  # the border to the store
-            self._notifier.could_not_write(type(message).__wire__.name, handler, trouble)
+            self._refuse(type(message).__wire__.name, handler, None, redact_exception(trouble))
             return None
         if refused is not None:
-            self._notifier.lost(Notice("refused", letter, refused))
+            self._lost(Notice("refused", letter, refused))
             return None
-        self._notifier.took(letter)
+        with self._counting:
+            self.added += 1
+        for callback, is_wanted in self._callbacks:
+            if is_wanted is None or is_wanted(DeadLetteredEvent):
+                self._tell(callback, DeadLetteredEvent, letter, letter.reason)
         return letter
+
+    def _refuse(self, message_type: str, handler: str, letter_id: str | None, reason: str) -> None:
+        """Count and log a message that did not become a letter, or was not kept."""
+        with self._counting:
+            self.refused += 1
+        log.error(
+            "dead_letter_refused",
+            message_type=message_type,
+            handler=handler,
+            letter_id=letter_id,
+            reason=reason,
+        )
+
+    def _lost(self, notice: Notice) -> None:
+        """Count, log and tell of a letter that is lost; called in any thread."""
+        letter, reason = notice.letter, notice.reason
+        event_type: type[SystemEvent] = DeadLetterRefusedEvent
+        if notice.kind == "refused":
+            self._refuse(letter.message_type, letter.handler, letter.letter_id, reason)
+        else:
+            event_type = DeadLetterDroppedEvent
+            with self._counting:
+                self.dropped += 1
+            log.warning(
+                "dead_letter_dropped",
+                message_type=letter.message_type,
+                handler=letter.handler,
+                letter_id=letter.letter_id,
+                reason=reason,
+            )
+        for callback, is_wanted in self._callbacks:
+            if is_wanted is None or is_wanted(event_type):
+                self._tell(callback, event_type, letter, reason)
+
+    def _tell(
+        self,
+        callback: Callable[[SystemEvent], object],
+        event_type: type[SystemEvent],
+        letter: DeadLetterEntry,
+        reason: str,
+    ) -> None:
+        """Call a listener on the event loop of the queue, with the event about a letter."""
+        runtime = self._runtime
+        if runtime is not None and runtime.thread_id != threading.get_ident():
+            runtime.call_soon(partial(self._tell, callback, event_type, letter, reason))
+            return
+        try:
+            callback(_event(event_type, letter, reason))
+        except Exception as error:  # the border to user code
+            log.error("dead_letter_callback_failed", error=redact_exception(error), traceback=error)
 
     # -- letters are looked at -------------------------------------------------------------------
 
@@ -388,11 +456,6 @@ class DeadLetterQueue:
             )
         return self._redeliver
 
-    def _moment(self, given: datetime | float | None) -> datetime:
-        if isinstance(given, datetime):
-            return given
-        return at(self._clock.time() if given is None else given)
-
 
 def _id(letter: Letter) -> str:
     return letter if isinstance(letter, str) else letter.letter_id
@@ -406,3 +469,18 @@ def _found(found: DeadLetterEntry | None, letter: Letter) -> DeadLetterEntry:
 
 async def _nobody(letter: DeadLetterEntry) -> object:
     raise AssertionError(f"a dry run delivered {letter.letter_id}")
+
+
+def _event(event_type: type[SystemEvent], letter: DeadLetterEntry, reason: str) -> SystemEvent:
+    """Make the event about a letter, caused by the letter's message."""
+    values = {name: getattr(letter, name) for name in event_type.model_fields}
+    event = event_type(**{**values, "reason": reason})
+    meta = Metadata(
+        correlation_id=letter.correlation_id,
+        causation_id=letter.message_id,
+        session_id=letter.session_id,
+        headers=letter.headers,
+        fixed=True,
+    )
+    set_meta(event, meta)
+    return event

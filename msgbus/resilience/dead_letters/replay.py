@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import Final, Literal, TypeAlias, final
 
@@ -13,21 +12,12 @@ import anyio
 
 from msgbus.errors import (
     DeadLetterStoreError,
-    MsgBusError,
     UndeliverableLetterError,
     UnreadableLetterError,
 )
-from msgbus.resilience.dead_letters.entry import DeadLetterEntry, LetterStatus, at
+from msgbus.resilience.dead_letters.entry import DeadLetterEntry, LetterStatus, moment
 from msgbus.resilience.dead_letters.filters import LetterFilter
-from msgbus.resilience.dead_letters.store import (
-    DeadLetterStore,
-    Step,
-    claimed,
-    failed,
-    given_back,
-    handled,
-    not_reached,
-)
+from msgbus.resilience.dead_letters.store import DeadLetterStore, claimed, settled
 from msgbus.runtime.clock import Clock
 
 Redeliver: TypeAlias = Callable[[DeadLetterEntry], Awaitable[object]]
@@ -98,20 +88,13 @@ class _Tally:
         self._errors: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
 
-    def add(self, outcome: ReplayOutcome) -> None:
-        """Count an outcome."""
-        if outcome.reason is not None:
-            self._reasons[outcome.reason] += 1
-        self._count(outcome.status, outcome.error)
-
-    def add_damaged(self, error: MsgBusError) -> None:
-        """Count a letter that its store cannot read."""
-        self._count("failed", error)
-
-    def _count(self, status: str, error: Exception | None) -> None:
+    def add(self, status: str, error: Exception | None = None, reason: str | None = None) -> None:
+        """Count an outcome, with the error or the reason of it."""
         self._counts[status] += 1
         if error is not None:
             self._errors[type(error).__name__] += 1
+        if reason is not None:
+            self._reasons[reason] += 1
         if self._progress is not None:
             done = self._counts.total()
             self._progress(done, max(self._total, done))
@@ -164,15 +147,10 @@ class Replayer:
             value = await redeliver(letter)
         except Exception as raised:  # the border to the handler
             error = raised
-        except BaseException:
-            # Cancelled, not failed. The letter must not stay claimed.
-            with anyio.CancelScope(shield=True):
-                await self._settle(claim, partial(given_back, claim=claim))
+        except BaseException as cancelled:  # not failed; and the letter must not stay claimed
+            await self._settle(claim, cancelled)
             raise
-        # It has ended: that must be stored, whoever has lost interest meanwhile.
-        now_is = claim
-        with anyio.CancelScope(shield=True):
-            now_is = await self._settle(claim, _settlement(claim, error, at(self._clock.time())))
+        now_is = await self._settle(claim, error)
         if isinstance(error, UndeliverableLetterError):
             return ReplayOutcome(now_is, "skipped", reason=error.reason)
         # Dead although nothing was raised: somebody added it again meanwhile.
@@ -191,16 +169,21 @@ class Replayer:
 
         return await self._store.change(letter.letter_id, claim), is_ours
 
-    async def _settle(self, claim: DeadLetterEntry, step: Step) -> DeadLetterEntry:
-        found = await self._store.change(claim.letter_id, step)
-        if found is None:
-            found = replace(step(claim), subscription="")
-            if found.status is LetterStatus.REPLAYED:
-                # The handler has acknowledged it in a transaction; only the record is missing.
-                await self._store.put([found])
-        if claim.subscription:
-            await self.on_settled()
-        return found
+    async def _settle(self, claim: DeadLetterEntry, error: BaseException | None) -> DeadLetterEntry:
+        """Store how it ended, whoever has lost interest meanwhile; return the letter."""
+        now = moment(self._clock.time())
+        step = partial(settled, claim=claim, error=error, now=now)
+        letter = replace(step(claim), subscription="")
+        with anyio.CancelScope(shield=True):
+            found = await self._store.change(claim.letter_id, step)
+            if found is not None:
+                letter = found
+            elif letter.status is LetterStatus.REPLAYED:
+                # The handler acknowledged it in a transaction; only the record is missing.
+                await self._store.put([letter])
+            if claim.subscription:
+                await self.on_settled()
+        return letter
 
     async def replay_all(
         self,
@@ -220,25 +203,30 @@ class Replayer:
             page = await self._store.page(which, after=cursor, limit=PAGE)
             for letter in page.letters:
                 if letter.answered and not answered:
-                    tally.add(ReplayOutcome(letter, "skipped", reason="answered"))
-                elif dry_run:
-                    tally.add(_readable(letter))
-                else:
-                    if rate is not None:
-                        # The token first, then the letter: a claim must not wait for its turn.
-                        due = await self._pace(due, 1 / rate)
-                    tally.add(await self._one_of_many(letter, redeliver))
-            for error in page.damaged:
-                tally.add_damaged(error)
+                    tally.add("skipped", reason="answered")
+                    continue
+                if rate is not None and not dry_run:
+                    # The token first, then the letter: a claim must not wait for its turn.
+                    due = await self._pace(due, 1 / rate)
+                outcome = await self._one_of_many(letter, None if dry_run else redeliver)
+                tally.add(outcome.status, outcome.error, outcome.reason)
+            for damage in page.damaged:
+                tally.add("failed", damage)
             cursor = page.cursor
             if cursor is None:
                 return tally.report(dry_run=dry_run)
 
-    async def _one_of_many(self, letter: DeadLetterEntry, redeliver: Redeliver) -> ReplayOutcome:
+    async def _one_of_many(
+        self, letter: DeadLetterEntry, redeliver: Redeliver | None
+    ) -> ReplayOutcome:
+        """Replay one, or only read it; what goes wrong with it must not stop the others."""
         try:
-            return await self.replay(letter, redeliver)
-        except DeadLetterStoreError as error:  # of this letter: the others have their turn
+            if redeliver is not None:
+                return await self.replay(letter, redeliver)
+            _ = letter.message
+        except (DeadLetterStoreError, UnreadableLetterError) as error:
             return ReplayOutcome(letter, "failed", error)
+        return ReplayOutcome(letter, "succeeded")
 
     async def _pace(self, due: float, interval: float) -> float:
         """Wait until `due`; return when the next letter is due."""
@@ -250,19 +238,3 @@ class Replayer:
 
 async def _nothing() -> None:
     pass
-
-
-def _settlement(claim: DeadLetterEntry, error: Exception | None, now: datetime) -> Step:
-    if error is None:
-        return partial(handled, claim=claim)
-    if isinstance(error, UndeliverableLetterError):
-        return partial(not_reached, claim=claim)
-    return partial(failed, claim=claim, error=error, now=now)
-
-
-def _readable(letter: DeadLetterEntry) -> ReplayOutcome:
-    try:
-        _ = letter.message
-    except UnreadableLetterError as error:
-        return ReplayOutcome(letter, "failed", error)
-    return ReplayOutcome(letter, "succeeded")

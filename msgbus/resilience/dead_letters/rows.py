@@ -15,9 +15,8 @@ from msgbus.resilience.dead_letters.entry import (
     DONE,
     DeadLetterEntry,
     LetterStatus,
-    at,
-    aware,
     letter_id_of,
+    moment,
 )
 from msgbus.resilience.dead_letters.filters import LetterFilter, position
 from msgbus.resilience.dead_letters.store import LetterGroup
@@ -48,9 +47,9 @@ def selection_of(which: LetterFilter) -> LetterSelection:
     )
 
 
-def _seconds(moment: datetime) -> float:
+def _seconds(given: datetime) -> float:
     # Times of durable handlers have more digits than a `datetime`.
-    return aware(moment).timestamp() - 5e-7
+    return moment(given).timestamp() - 5e-7
 
 
 def group_of(total: LetterTotal) -> LetterGroup:
@@ -60,8 +59,8 @@ def group_of(total: LetterTotal) -> LetterGroup:
         handler=total.handler,
         message_type=total.name,
         count=total.size,
-        first=at(total.first),
-        last=at(total.last),
+        first=moment(total.first),
+        last=moment(total.last),
         sample=total.error or "",
     )
 
@@ -98,8 +97,8 @@ def entry_of(stored: StoredLetter) -> DeadLetterEntry:
         error_type=letter.error_type,
         traceback=letter.traceback,
         attempts=letter.earlier + row.attempt,
-        first_attempt=at(letter.first_attempt),
-        last_attempt=at(letter.last_attempt),
+        first_attempt=moment(letter.first_attempt),
+        last_attempt=moment(letter.last_attempt),
         reason=letter.reason,
         correlation_id=record.correlation_id,
         causation_id=record.causation_id,

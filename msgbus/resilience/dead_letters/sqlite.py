@@ -19,6 +19,7 @@ from msgbus.journal.sqlite.letter_reads import count_dead_in_file
 from msgbus.resilience.dead_letters.journal_letters import JournalLetters
 from msgbus.resilience.dead_letters.journal_store import JournalDeadLetterStore, as_store_errors
 from msgbus.resilience.dead_letters.store import Overflow
+from msgbus.runtime.clock import Clock
 
 T = TypeVar("T")
 
@@ -36,6 +37,7 @@ class SqliteDeadLetterStore(JournalDeadLetterStore):
         max_size: Letters to keep in the file; no bound unless given.
         overflow: What is done with one letter too many, in the file or on the way to it.
         buffer: Letters that may wait to be written.
+        clock: The time of changes.
         timeout: Seconds to wait for another process that has locked the file.
 
     Raises:
@@ -49,9 +51,10 @@ class SqliteDeadLetterStore(JournalDeadLetterStore):
         overflow: Overflow = Overflow.DROP_OLDEST,
         *,
         buffer: int = 10_000,
+        clock: Clock | None = None,
         timeout: float = 5.0,
     ) -> None:
-        super().__init__(lambda: None, max_size, overflow, buffer=buffer)
+        super().__init__(lambda: None, max_size, overflow, buffer=buffer, clock=clock)
         self.path = Path(path).absolute()
         self._open_file = partial(SqliteJournal, self.path, reserve=0, lock_timeout=timeout)
         self._timeout = timeout
@@ -145,4 +148,6 @@ async def _check(letters: JournalLetters) -> None:
 
 
 def _close_in_thread(journal: SqliteJournal) -> None:
-    threading.Thread(target=partial(anyio.run, journal.close), name="msgbus dead letters").start()
+    if threading.main_thread().is_alive():  # else the process ends, and a thread would never begin
+        closing = partial(anyio.run, journal.close)
+        threading.Thread(target=closing, name="msgbus dead letters").start()

@@ -7,12 +7,19 @@ store only has to make each step whole, so that no two processes take the same o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Final, Literal, Protocol, TypeAlias, final
 
-from msgbus.errors import DeadLetterStoreError, LetterStateError, MsgBusError
+from msgbus.errors import (
+    ConfigurationError,
+    DeadLetterStoreError,
+    LetterStateError,
+    MsgBusError,
+    UndeliverableLetterError,
+)
 from msgbus.resilience.dead_letters.entry import DeadLetterEntry, LetterStatus
 from msgbus.resilience.dead_letters.filters import LetterFilter
 from msgbus.telemetry.redaction import redact_exception
@@ -178,6 +185,39 @@ class DeadLetterStore(Protocol):
         ...
 
 
+class BoundedStore:
+    """What all stores of msgbus have in common: a bound, and listeners to what is lost by it.
+
+    Args:
+        max_size: Letters to keep; `None` for no bound.
+        overflow: What is done with one letter too many.
+
+    Raises:
+        ConfigurationError: `max_size` is not above 0.
+    """
+
+    def __init__(self, max_size: int | None, overflow: Overflow) -> None:
+        if max_size is not None and max_size < 1:
+            message = f"max_size is {max_size}; it must be above 0, or None."
+            raise ConfigurationError(message)
+        self.max_size = max_size
+        self.overflow = Overflow(overflow)
+        self.is_full = f"the store is full ({max_size} letters)"
+        """Why a letter was lost."""
+        self._listeners: list[Callable[[Notice], None]] = []
+
+    def listen(self, listener: Callable[[Notice], None]) -> None:
+        """Tell about every letter that is dropped or refused, from whichever thread."""
+        self._listeners.append(listener)
+
+    def tell(self, notices: Sequence[Notice]) -> None:
+        """Tell all who listen."""
+        for notice in notices:
+            for listener in self._listeners:
+                with suppress(Exception):  # a listener's trouble is its own
+                    listener(notice)
+
+
 # -- changes of a letter -----------------------------------------------------------------------
 
 
@@ -208,43 +248,37 @@ def claimed(old: DeadLetterEntry) -> DeadLetterEntry:
     return replace(old, status=LetterStatus.REPLAYING, replays=old.replays + 1, note=None)
 
 
-def is_claimed_as(old: DeadLetterEntry, claim: DeadLetterEntry) -> bool:
-    """Tell whether a claim still holds; not after the message was dead-lettered again."""
-    return old.status is LetterStatus.REPLAYING and old.replays == claim.replays
-
-
-def handled(old: DeadLetterEntry, claim: DeadLetterEntry) -> DeadLetterEntry:
-    """Settle a replay whose handler has succeeded."""
-    return replace(old, status=LetterStatus.REPLAYED) if is_claimed_as(old, claim) else old
-
-
-def given_back(old: DeadLetterEntry, claim: DeadLetterEntry) -> DeadLetterEntry:
-    """Settle a replay that was cancelled."""
-    return replace(old, status=LetterStatus.DEAD) if is_claimed_as(old, claim) else old
-
-
-def not_reached(old: DeadLetterEntry, claim: DeadLetterEntry) -> DeadLetterEntry:
-    """Settle a replay whose handler was not called: the letter is as it was before."""
-    if not is_claimed_as(old, claim):
-        return old
-    return replace(old, status=LetterStatus.DEAD, replays=old.replays - 1)
-
-
-def failed(
-    old: DeadLetterEntry, claim: DeadLetterEntry, error: Exception, now: datetime
+def settled(
+    old: DeadLetterEntry,
+    claim: DeadLetterEntry,
+    error: BaseException | None = None,
+    now: datetime | None = None,
 ) -> DeadLetterEntry:
-    """Settle a replay whose handler has failed with `error`."""
-    if not is_claimed_as(old, claim):
+    """Settle a replay; unchanged if its message was dead-lettered again, which ends the claim.
+
+    Args:
+        old: The letter as it is.
+        claim: The letter as it was claimed.
+        error: What the handler raised, why it was not called, or a cancellation.
+        now: When it failed; the time of its last attempt stays unless given.
+    """
+    if old.status is not LetterStatus.REPLAYING or old.replays != claim.replays:
         return old
+    if error is None:
+        return replace(old, status=LetterStatus.REPLAYED)
+    dead = replace(old, status=LetterStatus.DEAD)
+    if isinstance(error, UndeliverableLetterError):
+        return replace(dead, replays=old.replays - 1)  # as it was before
+    if not isinstance(error, Exception):
+        return dead
     return replace(
-        old,
-        status=LetterStatus.DEAD,
+        dead,
         note=REPLAY_FAILED,
         attempts=old.attempts + 1,
         error=redact_exception(error),
         error_type=type(error).__name__,
         traceback=redacted_traceback(error),
-        last_attempt=now,
+        last_attempt=now or old.last_attempt,
     )
 
 

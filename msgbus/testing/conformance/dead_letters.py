@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import product
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from msgbus.errors import DeadLetterStoreError, LetterStateError
+from msgbus.errors import DeadLetterStoreError, LetterStateError, UndeliverableLetterError
 from msgbus.messages.message import Event, set_meta
 from msgbus.messages.metadata import Metadata
 from msgbus.resilience.dead_letters.entry import DeadLetterEntry, LetterStatus, letter_about
@@ -33,10 +33,7 @@ from msgbus.resilience.dead_letters.store import (
     claimed,
     discarded,
     edited,
-    failed,
-    given_back,
-    handled,
-    not_reached,
+    settled,
 )
 
 E = TypeVar("E", bound=BaseException)
@@ -312,7 +309,7 @@ async def a_letter_is_claimed_once(make: MakeStore) -> None:
 
         first = await claim(store, given)
         second = await claim(store, given)
-        await store.change(given.letter_id, lambda old: given_back(old, first))
+        await store.change(given.letter_id, lambda old: settled(old, first, SystemExit()))
         third = await claim(store, given)
 
         assert (first.status, first.replays) == (LetterStatus.REPLAYING, 1)
@@ -343,7 +340,7 @@ async def a_failed_replay_counts_once_whoever_tells_first(make: MakeStore) -> No
             own = await claim(store, given)
 
             def settle(old: DeadLetterEntry, own: DeadLetterEntry = own) -> DeadLetterEntry:
-                return failed(old, own, ValueError("x"), MONDAY)
+                return settled(old, own, ValueError("x"), MONDAY)
 
             if adds_first:
                 await add(store, again)
@@ -369,8 +366,8 @@ async def a_handled_replay_stays_handled(make: MakeStore) -> None:
         own = await claim(store, given)
         other = replace(own, replays=9)
 
-        stranger = await store.change(given.letter_id, lambda old: handled(old, other))
-        owner = await store.change(given.letter_id, lambda old: handled(old, own))
+        stranger = await store.change(given.letter_id, lambda old: settled(old, other))
+        owner = await store.change(given.letter_id, lambda old: settled(old, own))
         late = await claim(store, given)
 
         assert stranger is not None
@@ -387,7 +384,9 @@ async def a_replay_that_reached_no_handler_changes_nothing(make: MakeStore) -> N
         await add(store, given)
         own = await claim(store, given)
 
-        await store.change(given.letter_id, lambda old: not_reached(old, own))
+        await store.change(
+            given.letter_id, lambda old: settled(old, own, UndeliverableLetterError("x"))
+        )
 
         assert await everything(store) == [given]
 

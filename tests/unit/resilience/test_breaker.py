@@ -52,8 +52,8 @@ def test_the_defaults() -> None:
     assert breaker.state is CLOSED
     assert breaker.is_closed
     assert breaker.failures == 0
-    assert breaker.streak is not None
-    assert CircuitBreaker(CircuitBreakerConfig(window=5)).streak is None
+    assert not breaker.records_all
+    assert CircuitBreaker(CircuitBreakerConfig(window=5)).records_all
     assert breaker.retry_after == 0.0
     assert repr(breaker) == "<CircuitBreaker circuit closed>"
 
@@ -235,7 +235,7 @@ def test_a_permit_counts_once() -> None:
 
 async def test_a_slow_success_is_a_failure() -> None:
     circuit = Circuit(failure_threshold=2, slow_call=1.0)
-    assert circuit.breaker.streak is None
+    assert circuit.breaker.records_all
 
     for seconds in (1.0, 0.999, 1.0, 5.0):
         assert circuit.state is CLOSED

@@ -17,8 +17,13 @@ from msgbus import Command, Event
 from msgbus.errors import DeadLetterError, UnreadableLetterError
 from msgbus.messages.message import fix
 from msgbus.resilience import DeadLetterEntry, LetterStatus
-from msgbus.resilience.dead_letters.contents import decoded, message_classes
-from msgbus.resilience.dead_letters.entry import from_data, letter_about, letter_id_of
+from msgbus.resilience.dead_letters.entry import (
+    decoded,
+    from_data,
+    letter_about,
+    letter_id_of,
+    message_classes,
+)
 from tests.unit.resilience.letter_fakes import CardCharged, ChargeCard
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

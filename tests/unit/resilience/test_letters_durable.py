@@ -19,11 +19,12 @@ from msgbus.resilience import (
     CircuitBreakerConfig,
     JournalDeadLetterStore,
     LetterStatus,
+    MemoryDeadLetterStore,
     ResilientMessageBus,
 )
 from msgbus.resilience.dead_letters.claims import Claims
-from msgbus.resilience.dead_letters.journal_letters import Capacity, JournalLetters
-from msgbus.resilience.dead_letters.store import claimed, handled
+from msgbus.resilience.dead_letters.journal_letters import JournalLetters
+from msgbus.resilience.dead_letters.store import claimed, settled
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions import Mode
 from msgbus.subscriptions.members import this_process
@@ -452,7 +453,7 @@ async def test_a_letter_whose_process_ended_in_a_replay_is_dead_again(
             bus.subscribe(Packed, store.note, durable="notes")
             await published(bus, 1)
             (before,) = await bus.dead_letters.find()
-        letters = JournalLetters(journal, Capacity(), lambda: 0.0)
+        letters = JournalLetters(journal, MemoryDeadLetterStore(None), VirtualClock())
         letters.claims = Claims(journal, f"{this_process()}9")  # its id is another one's now
         await letters.change(before.letter_id, claimed, None)
 
@@ -483,7 +484,7 @@ async def test_a_letter_that_its_subscription_delivers_again_is_left_to_it() -> 
         store = JournalDeadLetterStore(journal)
 
         outcome = await bus.dead_letters.replay(letter)
-        changed = await store.change(letter.letter_id, lambda old: handled(old, old))
+        changed = await store.change(letter.letter_id, lambda old: settled(old, old))
 
         assert (outcome.status, outcome.reason) == ("skipped", "being replayed")
         assert changed is not None

@@ -18,7 +18,7 @@ from msgbus.resilience import (
 )
 from msgbus.resilience.dead_letters.entry import from_data, letter_about
 from msgbus.resilience.dead_letters.filters import LetterFilter
-from msgbus.resilience.dead_letters.store import Notice, added, claimed, handled
+from msgbus.resilience.dead_letters.store import Notice, added, claimed, settled
 from msgbus.runtime.clock import VirtualClock
 from tests.unit.resilience.letter_fakes import ChargeCard, bury_orders
 
@@ -119,6 +119,6 @@ def test_only_who_claimed_a_letter_settles_it() -> None:
     second = claimed(replace(first, status=LetterStatus.DEAD))
     same = from_data(second.data())  # equal and another, as if read from a file
 
-    assert handled(second, first) is second
-    assert handled(LETTER, first) is LETTER
-    assert handled(second, same).status is LetterStatus.REPLAYED
+    assert settled(second, first) is second
+    assert settled(LETTER, first) is LETTER
+    assert settled(second, same).status is LetterStatus.REPLAYED

@@ -33,8 +33,7 @@ from msgbus.resilience import (
     MemoryDeadLetterStore,
     Overflow,
 )
-from msgbus.resilience.dead_letters.contents import wire_names
-from msgbus.resilience.dead_letters.entry import at
+from msgbus.resilience.dead_letters.entry import moment, wire_names
 from tests.fakes import logged
 from tests.unit.resilience.letter_fakes import (
     STORES,
@@ -61,7 +60,7 @@ async def test_an_added_letter_is_found(kind: str, tmp_path: Path) -> None:
 
         assert await queue.find() == [letter]
         assert (letter.attempts, letter.answered) == (3, True)
-        assert letter.last_attempt == at(clock.time())
+        assert letter.last_attempt == moment(clock.time())
         assert queue.added == 1
 
 

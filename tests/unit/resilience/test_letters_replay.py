@@ -18,13 +18,14 @@ from msgbus.resilience import (
     DeadLetterEntry,
     DeadLetterQueue,
     LetterStatus,
+    MemoryDeadLetterStore,
     SqliteDeadLetterStore,
 )
 from msgbus.resilience.dead_letters.claims import Claims
 from msgbus.resilience.dead_letters.filters import ANY
-from msgbus.resilience.dead_letters.journal_letters import Capacity, JournalLetters
+from msgbus.resilience.dead_letters.journal_letters import JournalLetters
 from msgbus.resilience.dead_letters.rows import entry_of
-from msgbus.resilience.dead_letters.store import claimed, handled
+from msgbus.resilience.dead_letters.store import claimed, settled
 from msgbus.runtime.clock import VirtualClock
 from msgbus.subscriptions.members import this_process
 from msgbus.testing.conformance.dead_letters import letter
@@ -415,7 +416,7 @@ async def test_a_cancelled_replay_of_many_goes_on_where_it_was() -> None:
 async def claimed_by(process: str, path: Path) -> AsyncGenerator[SqliteJournal]:
     """A file with one letter, which a process has claimed."""
     async with SqliteJournal(path, reserve=0) as journal:
-        letters = JournalLetters(journal, Capacity(), lambda: 0.0)
+        letters = JournalLetters(journal, MemoryDeadLetterStore(None), VirtualClock())
         letters.claims = Claims(journal, process)
         given = letter(1)
         await letters.add([given])
@@ -424,7 +425,9 @@ async def claimed_by(process: str, path: Path) -> AsyncGenerator[SqliteJournal]:
 
 
 async def statuses(journal: SqliteJournal) -> list[str]:
-    page = await JournalLetters(journal, Capacity(), lambda: 0.0).page(ANY, None, 10)
+    page = await JournalLetters(journal, MemoryDeadLetterStore(None), VirtualClock()).page(
+        ANY, None, 10
+    )
     return [one.status.value for one in page.letters]
 
 
@@ -459,7 +462,7 @@ async def test_a_claim_from_another_machine_holds_until_it_is_silent(tmp_path: P
     async with claimed_by("elsewhere:1:1:1", tmp_path / "letters.db") as journal:
         (member,) = await journal.members()
         now = 0.0
-        letters = JournalLetters(journal, Capacity(), lambda: 0.0)
+        letters = JournalLetters(journal, MemoryDeadLetterStore(None), VirtualClock())
         letters.claims = Claims(journal, now=lambda: now)
 
         async def released_at(seconds: float) -> int:
@@ -477,13 +480,13 @@ async def test_a_claim_from_another_machine_holds_until_it_is_silent(tmp_path: P
 async def test_a_process_that_was_taken_for_dead_settles_nothing(tmp_path: Path) -> None:
     async with claimed_by(this_process(), tmp_path / "letters.db") as journal:
         (stored,) = await journal.find_letters(LetterSelection())
-        own = JournalLetters(journal, Capacity(), lambda: 0.0)
+        own = JournalLetters(journal, MemoryDeadLetterStore(None), VirtualClock())
         claim = entry_of(stored)
         for member in await journal.members():
             await journal.end(member)
         assert await own.release() == 1
 
-        found, _ = await own.change(claim.letter_id, lambda old: handled(old, claim), None)
+        found, _ = await own.change(claim.letter_id, lambda old: settled(old, claim), None)
 
         assert found is not None
         assert found.status is LetterStatus.DEAD
