@@ -43,6 +43,13 @@ def test_a_dead_letter_is_traced_to_its_store() -> None:
     assert "MemoryDeadLetterStore.add" in functions
 
 
+def test_the_way_to_a_dead_letter_stays_short() -> None:
+    passed = walk("dead-letter")
+
+    assert len(passed) <= 20, sorted(passed)
+    assert sum(map(len, passed.values())) <= 80, passed
+
+
 def test_nothing_is_watched_afterwards() -> None:
     before = sys.getprofile(), threading.getprofile()
 
