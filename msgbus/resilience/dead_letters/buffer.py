@@ -38,13 +38,8 @@ class LetterBuffer:
 
     The thread is no daemon: a process that ends without closing the store first writes what
     was added. What is added by functions that run at the very end is written before `add`
-    returns. What has gathered while a commit was under way is the next one.
-
-    Args:
-        write: Writes letters, on the event loop of the thread.
-        tell: Called with letters that are lost.
-        buffer: Letters that may wait.
-        overflow: What to do with one more.
+    returns. What has gathered while a commit was under way is the next one. `write` is called on
+    an event loop of the thread; `tell` with letters that are lost.
     """
 
     def __init__(
@@ -127,6 +122,7 @@ class LetterBuffer:
             letters = list(self._line)
             self._line.clear()
             self._settled += len(letters)
+        self._wake()
         self._tell([Notice("refused", letter, reason) for letter in letters])
 
     # -- in the thread ---------------------------------------------------------------------------
@@ -135,6 +131,7 @@ class LetterBuffer:
         try:
             anyio.run(self._work)
         except RuntimeError as error:  # on an event loop, where none can be run beside it
+            self._is_running = False
             self.refuse_all(redact_exception(error))
 
     async def _work(self) -> None:

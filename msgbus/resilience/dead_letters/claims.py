@@ -20,13 +20,7 @@ _TTL: Final = 5.0
 
 @final
 class Claims:
-    """Joins a journal at the first replay, and leaves it in the end.
-
-    Args:
-        journal: The journal.
-        process: Identity of this process.
-        now: Seconds that only grow.
-    """
+    """Joins a journal at the first replay, and leaves it in the end; `now` is monotonic."""
 
     def __init__(
         self,

@@ -64,13 +64,7 @@ class Room(NamedTuple):
 
 @final
 class JournalLetters:
-    """Reads and changes the letters of a journal.
-
-    Args:
-        journal: The journal.
-        store: How many letters it keeps.
-        clock: The time of changes.
-    """
+    """Reads and changes the letters of a journal, within the bound of a store."""
 
     def __init__(self, journal: LetterJournal, store: BoundedStore, clock: Clock) -> None:
         self.journal = journal
@@ -182,13 +176,8 @@ class JournalLetters:
     ) -> tuple[DeadLetterEntry | None, Sequence[Notice]]:
         """Replace one letter by what `step` makes of it; return it, and what was lost for it.
 
-        Args:
-            letter_id: The letter.
-            step: The change. One that makes it `REPLAYING` claims it for this process.
-            successor: Another letter to add in the same commit.
-
         Raises:
-            UndeliverableLetterError: It cannot be claimed.
+            UndeliverableLetterError: It cannot be claimed for a replay.
         """
         refused: Pending | None = None
         for _ in range(_ATTEMPTS):
@@ -278,12 +267,9 @@ class JournalLetters:
     async def _room(
         self, number: int, *, must_drop: bool = True, beside: StoredLetter | None = None
     ) -> Room | None:
-        """Make room for so many letters; `None` if there is none.
+        """Make room for so many letters, without `must_drop` only if there is; `None` for none.
 
-        Args:
-            number: Number of letters.
-            must_drop: Whether letters may go for it; else there must be room already.
-            beside: A letter that is changed in the same commit, and stays.
+        The letter `beside` is changed in the same commit, and stays.
         """
         if self._store.max_size is None:
             return Room([], [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeVar, cast
@@ -67,6 +68,7 @@ class JournalDeadLetterStore(BoundedStore):
         self._clock: Clock = SystemClock() if clock is None else clock
         self._buffer = LetterBuffer(self._write, self.tell, buffer=buffer, overflow=self.overflow)
         self._letters: JournalLetters | None = None
+        self._opening = threading.Lock()
         self._is_closed = False
         self._size = 0
         """Dead letters, as last counted."""
@@ -194,15 +196,15 @@ class JournalDeadLetterStore(BoundedStore):
         Raises:
             DeadLetterStoreError: There is no journal yet.
         """
-        letters = self._letters
-        if letters is None:
-            journal = self._find()
-            if journal is None:
-                raise DeadLetterStoreError(
-                    "The journal of these dead letters is not open yet. Start the bus first."
-                )
-            letters = self._letters = self._letters_of(journal)
-        return letters
+        with self._opening:
+            if self._letters is None:
+                journal = self._find()
+                if journal is None:
+                    raise DeadLetterStoreError(
+                        "The journal of these dead letters is not open yet. Start the bus first."
+                    )
+                self._letters = self._letters_of(journal)
+            return self._letters
 
     async def _ready_letters(self) -> JournalLetters:
         return self._current()

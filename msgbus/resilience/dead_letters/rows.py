@@ -178,12 +178,7 @@ def changes(
 ) -> list[Operation]:
     """Return the operations that make a stored letter what `entry` says.
 
-    Args:
-        entry: The letter as it is to be.
-        stored: The letter as it is.
-        record: The letter of this id in `LETTERS`, if there is one.
-        member: The member that replays it.
-        now: Seconds since the epoch.
+    `record` is the letter of this id in `LETTERS`, if there is one; `member` replays it.
     """
     row, letter = stored.row, stored.letter
     if row.subscription == LETTERS:

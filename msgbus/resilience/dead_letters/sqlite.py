@@ -54,11 +54,10 @@ class SqliteDeadLetterStore(JournalDeadLetterStore):
         clock: Clock | None = None,
         timeout: float = 5.0,
     ) -> None:
-        super().__init__(lambda: None, max_size, overflow, buffer=buffer, clock=clock)
+        super().__init__(self._open_journal, max_size, overflow, buffer=buffer, clock=clock)
         self.path = Path(path).absolute()
         self._open_file = partial(SqliteJournal, self.path, reserve=0, lock_timeout=timeout)
         self._timeout = timeout
-        self._opening = threading.Lock()
         self._end: weakref.finalize[..., SqliteDeadLetterStore] | None = None
         """Closes the file of a store that nobody has closed."""
 
@@ -108,18 +107,12 @@ class SqliteDeadLetterStore(JournalDeadLetterStore):
     def _closed(self) -> DeadLetterStoreError:
         return DeadLetterStoreError(f"The store {self.path} is closed. Open it again.")
 
-    @override
-    def _current(self) -> JournalLetters:
-        with self._opening:
-            letters = self._letters
-            if letters is None:
-                journal = self._open_file()
-                # It knows nothing of this store, which so ends with its last user.
-                self._end = weakref.finalize(self, _close_in_thread, journal)
-                self._end.atexit = False
-                letters = self._letters_of(journal)
-                self._letters = letters
-            return letters
+    def _open_journal(self) -> SqliteJournal:
+        journal = self._open_file()
+        # It knows nothing of this store, which so ends with its last user.
+        self._end = weakref.finalize(self, _close_in_thread, journal)
+        self._end.atexit = False
+        return journal
 
     @override
     async def _ready_letters(self) -> JournalLetters:

@@ -254,13 +254,9 @@ def settled(
     error: BaseException | None = None,
     now: datetime | None = None,
 ) -> DeadLetterEntry:
-    """Settle a replay; unchanged if its message was dead-lettered again, which ends the claim.
+    """Settle a replay that ended so; unchanged if the message was dead-lettered again.
 
-    Args:
-        old: The letter as it is.
-        claim: The letter as it was claimed.
-        error: What the handler raised, why it was not called, or a cancellation.
-        now: When it failed; the time of its last attempt stays unless given.
+    `error` is what the handler raised, why it was not called, or a cancellation.
     """
     if old.status is not LetterStatus.REPLAYING or old.replays != claim.replays:
         return old

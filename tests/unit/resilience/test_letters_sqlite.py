@@ -432,6 +432,30 @@ atexit.register(end)
         assert connection.execute("SELECT count(*) FROM msgbus_letters").fetchone() == (20,)
 
 
+def test_what_cannot_be_written_any_more_is_told_as_lost(tmp_path: Path) -> None:
+    # As on Python 3.12, where no thread can be started, nor an event loop beside another.
+    program = """
+import asyncio, atexit, sys, threading
+from msgbus.resilience import SqliteDeadLetterStore
+from msgbus.testing.conformance.dead_letters import letter
+store = SqliteDeadLetterStore(sys.argv[1])
+store.listen(lambda notice: print(notice.kind, notice.letter.message.number))
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+async def add():
+    store.add(letter(1))
+    await store.flush()
+def end():
+    threading.Thread.start = refuse
+    asyncio.run(add())
+atexit.register(end)
+"""
+    arguments = [sys.executable, "-c", program, str(tmp_path / "letters.db")]
+    done = subprocess.run(arguments, check=True, timeout=50, capture_output=True, text=True)
+
+    assert done.stdout == "refused 1\n"
+
+
 async def test_a_store_that_nobody_closes_ends_with_its_last_user(tmp_path: Path) -> None:
     before = set(threading.enumerate())  # other tests may have left stores to the collector
     store = SqliteDeadLetterStore(tmp_path / "letters.db")
