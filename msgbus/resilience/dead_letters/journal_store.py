@@ -196,6 +196,9 @@ class JournalDeadLetterStore(BoundedStore):
         Raises:
             DeadLetterStoreError: There is no journal yet.
         """
+        letters = self._letters
+        if letters is not None:
+            return letters
         with self._opening:
             if self._letters is None:
                 journal = self._find()

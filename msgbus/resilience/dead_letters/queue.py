@@ -216,9 +216,8 @@ class DeadLetterQueue:
             return None
         with self._counting:
             self.added += 1
-        for callback, is_wanted in self._callbacks:
-            if is_wanted is None or is_wanted(DeadLetteredEvent):
-                self._tell(callback, DeadLetteredEvent, letter, letter.reason)
+        if self._callbacks:
+            self._tell(DeadLetteredEvent, letter, letter.reason)
         return letter
 
     def _refuse(self, message_type: str, handler: str, letter_id: str | None, reason: str) -> None:
@@ -250,26 +249,23 @@ class DeadLetterQueue:
                 letter_id=letter.letter_id,
                 reason=reason,
             )
-        for callback, is_wanted in self._callbacks:
-            if is_wanted is None or is_wanted(event_type):
-                self._tell(callback, event_type, letter, reason)
+        self._tell(event_type, letter, reason)
 
-    def _tell(
-        self,
-        callback: Callable[[SystemEvent], object],
-        event_type: type[SystemEvent],
-        letter: DeadLetterEntry,
-        reason: str,
-    ) -> None:
-        """Call a listener on the event loop of the queue, with the event about a letter."""
-        runtime = self._runtime
+    def _tell(self, event_type: type[SystemEvent], letter: DeadLetterEntry, reason: str) -> None:
+        """Call those who listen, on the event loop of the queue."""
+        runtime, event = self._runtime, None
         if runtime is not None and runtime.thread_id != threading.get_ident():
-            runtime.call_soon(partial(self._tell, callback, event_type, letter, reason))
+            runtime.call_soon(partial(self._tell, event_type, letter, reason))
             return
-        try:
-            callback(_event(event_type, letter, reason))
-        except Exception as error:  # the border to user code
-            log.error("dead_letter_callback_failed", error=redact_exception(error), traceback=error)
+        for callback, is_wanted in self._callbacks:
+            try:
+                if is_wanted is None or is_wanted(event_type):
+                    event = event or _event(event_type, letter, reason)
+                    callback(event)
+            except Exception as error:  # the border to user code
+                log.error(
+                    "dead_letter_callback_failed", error=redact_exception(error), traceback=error
+                )
 
     # -- letters are looked at -------------------------------------------------------------------
 
