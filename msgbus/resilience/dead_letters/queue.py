@@ -1,4 +1,4 @@
-"""`DeadLetterQueue`: finds, replays, edits and discards dead letters; counts and tells of them."""
+"""`DeadLetterQueue`: finds, replays, edits and discards dead letters, and reports what it lost."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ class DeadLetterQueue:
         )
 
     def _lost(self, notice: Notice) -> None:
-        """Count, log and tell of a letter that is lost; called in any thread."""
+        """Count, log and report a letter that is lost; called in any thread."""
         letter, reason = notice.letter, notice.reason
         event_type: type[SystemEvent] = DeadLetterRefusedEvent
         if notice.kind == "refused":
