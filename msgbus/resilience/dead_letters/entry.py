@@ -224,7 +224,7 @@ def _described(message: Message) -> dict[str, Any]:
         "message_id": message_id,
         "message_type": cls.__wire__.name,
         "version": cls.__wire__.version,
-        "kind": "command" if issubclass(cls, Command) else "event",
+        "kind": "command" if issubclass(type(message), Command) else "event",
         "payload": _encoded(message),
         "correlation_id": correlation_id,
         "causation_id": meta.causation_id,
