@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias, final
 
 from msgbus.errors import ConfigurationError, Fault, HandlerTimeoutError, MiddlewareError
 from msgbus.handlers.signatures import handler_name, is_async_callable
 from msgbus.messages.message import Message, message_type_of
 from msgbus.runtime.clock import Clock
-from msgbus.runtime.event_loop import LATE
-from msgbus.runtime.timeouts import in_time
+from msgbus.runtime.event_loop import LATE, in_time
 
 CallNext: TypeAlias = Callable[[Any], Awaitable[Any]]
 """Calls the rest of the chain: returns the raw value, raises the handler's exception."""
@@ -153,11 +153,7 @@ def not_awaited(handler: str, message: Any) -> MiddlewareError:
 
 def with_timeout(call: CallNext, seconds: float, handler: str, clock: Clock) -> CallNext:
     """Wrap `call` so that it is cancelled after `seconds`."""
-
-    async def call_within(message: Any) -> Any:
-        return await within(call, message, seconds, handler, clock)
-
-    return call_within
+    return partial(within, call, seconds=seconds, handler=handler, clock=clock)
 
 
 async def within(call: CallNext, message: Any, seconds: float, handler: str, clock: Clock) -> Any:
@@ -166,13 +162,9 @@ async def within(call: CallNext, message: Any, seconds: float, handler: str, clo
     Raises:
         HandlerTimeoutError: It took longer, and was cancelled.
     """
-    value = await in_time(_awaited(call(message)), seconds, clock)
+    value = await in_time(call(message), seconds, clock)
     if value is LATE:
         raise HandlerTimeoutError(
             handler=handler, message_type=message_type_of(message), seconds=seconds
         )
     return value
-
-
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

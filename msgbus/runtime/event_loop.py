@@ -19,10 +19,13 @@ import anyio.lowlevel
 from typing_extensions import TypeVarTuple
 
 from msgbus.errors import BusStateError, ForeignLoopError
+from msgbus.runtime.clock import SystemClock
 from msgbus.runtime.waiting_threads import wait_for
 
 if TYPE_CHECKING:
     import asyncio
+
+    from msgbus.runtime.clock import Clock
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -86,7 +89,9 @@ class Runtime(Protocol):
         """Whether its event loop has ended."""
         ...
 
-    def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
+    def spawn(
+        self, function: Callable[[*Ts], Coroutine[Any, Any, None]], *args: *Ts, name: str
+    ) -> Task:
         """Run `function` detached. It must not raise."""
         ...
 
@@ -158,9 +163,18 @@ class Late:
 LATE: Final = Late()
 
 
+async def in_time(awaitable: Awaitable[T], seconds: float, clock: Clock) -> T | Late:
+    """The value of `awaitable`, or `LATE` if it took longer and was cancelled."""
+    if isinstance(clock, SystemClock) and not is_on_trio():
+        return await _finish_within(awaitable.__await__(), seconds)
+    with clock.cancel_after(seconds):
+        return await awaitable
+    return LATE
+
+
 @types.coroutine
-def finish_within(  # noqa: C901 (one state machine)
-    coroutine: Coroutine[Any, Any, T], seconds: float
+def _finish_within(  # noqa: C901 (one state machine)
+    coroutine: Generator[Any, Any, T], seconds: float
 ) -> Generator[Any, Any, T | Late]:
     """The value of `coroutine`, or `LATE` once `seconds` have passed. On asyncio only.
 
@@ -306,11 +320,10 @@ class _AsyncioRuntime:
     def has_ended(self) -> bool:
         return self._loop.is_closed()
 
-    def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
-        async def run() -> None:
-            await function(*args)
-
-        task = self._loop.create_task(run(), name=name, context=contextvars.Context())
+    def spawn(
+        self, function: Callable[[*Ts], Coroutine[Any, Any, None]], *args: *Ts, name: str
+    ) -> Task:
+        task = self._loop.create_task(function(*args), name=name, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task  # type: ignore[return-value]  # Task.cancel returns bool, which is fine
@@ -427,7 +440,9 @@ class _TrioRuntime:
             return True
         return False
 
-    def spawn(self, function: Callable[[*Ts], Awaitable[None]], *args: *Ts, name: str) -> Task:
+    def spawn(
+        self, function: Callable[[*Ts], Coroutine[Any, Any, None]], *args: *Ts, name: str
+    ) -> Task:
         import trio
 
         scope = trio.CancelScope()

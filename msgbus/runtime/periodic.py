@@ -102,26 +102,22 @@ class PeriodicTask:
     async def _run(self, scope: anyio.CancelScope) -> None:
         try:
             with scope:
-                while await self._turn():
-                    pass
+                while True:
+                    self._has_news = False
+                    try:
+                        pause = await self._work()
+                    except Exception as error:
+                        again = self._on_error(error)
+                        if again is None:
+                            return
+                        await self._clock.sleep(again)
+                    else:
+                        self.notify()
+                        await self._pause(pause)
         finally:
             if self._scope is scope:
                 self._scope = None
             self.notify()
-
-    async def _turn(self) -> bool:
-        """Work once, and pause; false if there will be no other turn."""
-        self._has_news = False
-        try:
-            pause = await self._work()
-        except Exception as error:
-            again = self._on_error(error)
-            if again is not None:
-                await self._clock.sleep(again)
-            return again is not None
-        self.notify()
-        await self._pause(pause)
-        return True
 
     async def _pause(self, pause: float | None) -> None:
         assert self._waker is not None  # noqa: S101 (made before the task)

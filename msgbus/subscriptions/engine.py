@@ -19,8 +19,8 @@ from msgbus.handlers.delivery import StartAt
 from msgbus.journal.records import Record
 from msgbus.messages.topics.pattern import TopicPattern
 from msgbus.runtime.clock import Clock, SystemClock
-from msgbus.runtime.event_loop import LATE, current_runtime
-from msgbus.runtime.timeouts import in_time, time_limit
+from msgbus.runtime.event_loop import LATE, current_runtime, in_time
+from msgbus.runtime.timeouts import time_limit
 from msgbus.subscriptions.config import SubscriptionConfig, make_loop, selection_of
 from msgbus.subscriptions.dispatcher import Consume, Consumer, Dispatcher
 from msgbus.subscriptions.figures import acked_of

@@ -22,9 +22,8 @@ from msgbus.routing.envelope import (
 )
 from msgbus.runtime.arguments import require_id, require_members
 from msgbus.runtime.clock import Clock
-from msgbus.runtime.event_loop import LATE, current_runtime, run_together
+from msgbus.runtime.event_loop import LATE, current_runtime, in_time, run_together
 from msgbus.runtime.threads import ThreadPool
-from msgbus.runtime.timeouts import in_time
 from msgbus.telemetry.redaction import redact, redact_exception
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from msgbus.errors import DuplicateRequestError, RequestCancelledError, RequestT
 from msgbus.messages.message import Command
 from msgbus.routing.envelope import Id, new_id
 from msgbus.runtime.clock import Clock, SystemClock
-from msgbus.runtime.event_loop import Runtime, Waker, current_runtime
-from msgbus.runtime.timeouts import in_time
+from msgbus.runtime.event_loop import Runtime, Waker, current_runtime, in_time
 
 Send: TypeAlias = Callable[[str], Any]
 """Sends a request with this correlation id; sync or async."""

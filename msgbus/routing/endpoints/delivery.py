@@ -24,8 +24,7 @@ from msgbus.routing.endpoints.endpoints import Endpoint, EndpointRegistry
 from msgbus.routing.endpoints.health import DeliveryPermit, HealthMonitor
 from msgbus.routing.envelope import EventEnvelope
 from msgbus.runtime.clock import Clock, SystemClock
-from msgbus.runtime.event_loop import LATE
-from msgbus.runtime.timeouts import in_time
+from msgbus.runtime.event_loop import LATE, in_time
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
