@@ -337,6 +337,8 @@ class BusState(Quiescence):
         self.threads = ThreadPool(self.config.max_threads, runtime)
         self.phase = Phase.NEW
         self.accepting = True
+        if self.durability is not None:
+            self.durability.reopen()
         self.refresh()
 
     def begin_run(self, runtime: Runtime) -> None:

@@ -441,7 +441,7 @@ class EventPublisher:
         metadata_of(event).hops = 0  # a delayed event begins a new chain
         durability = self._state.durability
         if durability is not None and not isinstance(event, SystemEvent):
-            return await durability.schedule(event, delay, handlers=plan.receipt.handlers)
+            return await durability.scheduler.add(event, delay, handlers=plan.receipt.handlers)
         cancel = self.scheduled.add(event, delay)
         return PublishReceipt(PublishStatus.ACCEPTED, handlers=plan.receipt.handlers, cancel=cancel)
 

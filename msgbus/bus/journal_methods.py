@@ -138,7 +138,10 @@ class JournalMethods(SendingMethods):
         if rate is not None and not rate > 0:
             message = f"rate must be more than 0 events a second, not {rate}."
             raise ValueError(message)
-        return await durability.replay(
+        from msgbus.bus.durable.replay import replay_history
+
+        return await replay_history(
+            durability,
             start,
             to,
             until=until,

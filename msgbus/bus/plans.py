@@ -55,7 +55,6 @@ class EventPlan:
     """The queues that events of one type go to."""
 
     __slots__ = (
-        "_counts",
         "_priorities",
         "admitted",
         "durable",
@@ -64,12 +63,14 @@ class EventPlan:
         "only",
         "queues",
         "receipt",
+        "totals",
     )
 
     def __init__(
         self, lanes: Sequence[Lane], counts: EventCounts, *, is_kept: bool, durable: int = 0
     ) -> None:
-        self._counts = counts
+        self.totals = counts
+        """The counters of the event type, without what the fast path has counted."""
         self.admitted = 0
         """Events admitted on the fast path since `flush_counts` was last called."""
         self.lanes = tuple(lanes)
@@ -89,24 +90,24 @@ class EventPlan:
     def counts(self) -> EventCounts:
         """The counters of the event type, with the counts of this plan flushed."""
         self.flush_counts()
-        return self._counts
+        return self.totals
 
     def flush_counts(self) -> None:
         """Add what the fast path counted to the counters of the event type."""
-        self._counts.admitted += self.admitted
-        self._counts.pairs += self.admitted * len(self.queues)
+        self.totals.admitted += self.admitted
+        self.totals.pairs += self.admitted * len(self.queues)
         self.admitted = 0
 
     def count_admitted(self) -> None:
         """Count one event admitted off the fast path."""
-        self._counts.admitted += 1
-        self._counts.pairs += len(self.queues)
+        self.totals.admitted += 1
+        self.totals.pairs += len(self.queues)
 
     def take_back(self) -> None:
         """Count one admitted event as rejected: the journal has not taken it."""
-        self._counts.admitted -= 1
-        self._counts.pairs -= len(self.queues)
-        self._counts.rejected += 1
+        self.totals.admitted -= 1
+        self.totals.pairs -= len(self.queues)
+        self.totals.rejected += 1
 
     def items(
         self, event: Event, commit: Gate | None = None, outcomes: Outcomes | None = None

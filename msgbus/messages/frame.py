@@ -102,17 +102,6 @@ class EventFrame(Frame):
 
 
 @final
-class RetriedFrame(Frame):
-    """One redelivered event on a lane, perhaps attempted by another process before."""
-
-    __slots__ = ("first_attempt",)
-    on_lane = True
-
-    def __init__(self, attempt: int) -> None:
-        self.first_attempt = attempt
-
-
-@final
 class DeliveryFrame(Frame):
     """One event that a durable subscription delivers."""
 

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, final
 
 import anyio
 from pydantic import ValidationError
 
 from msgbus.bus.durable.renamed import refuse_renamed
-from msgbus.bus.durable.wire_names import WireNames
-from msgbus.bus.lanes.direct import deliver
 from msgbus.bus.lanes.queue import Gated
 from msgbus.errors import (
     BusClosedError,
@@ -26,15 +25,18 @@ from msgbus.errors import (
     StoredMessageError,
 )
 from msgbus.handlers.delivery import Mode, StartAt
-from msgbus.journal.codec import RawMessage
+from msgbus.handlers.filters import passes
+from msgbus.journal.codec import RawMessage, WireNames
 from msgbus.journal.records import Letter, Selection, State
-from msgbus.messages.frame import DeliveryFrame
+from msgbus.messages.frame import DeliveryFrame, current_frame
 from msgbus.messages.message import Event, SystemEvent
+from msgbus.middleware.chain import not_awaited
 from msgbus.runtime.timeouts import time_limit
 from msgbus.subscriptions.config import SubscriptionConfig, make_loop, selection_of
 from msgbus.subscriptions.progress import Standing, progress_now, progress_of, start_offset
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
+from msgbus.telemetry.stats import Durations
 from msgbus.telemetry.tracebacks import redacted_traceback
 
 if TYPE_CHECKING:
@@ -216,11 +218,50 @@ class DurableHandler:
                 while not await self._deliver_in_list(lane, event, one):
                     counts.pairs += 1
             else:
-                await deliver(lane, event, DeliveryFrame(event, lane, one))
+                await self._call(lane, event, DeliveryFrame(event, lane, one))
         except Exception as error:
             if one.is_ended and not one.is_lost:  # its transaction has acknowledged it
                 self._hub.tell_failed(one.record, self.registration, error)
             raise
+
+    @staticmethod
+    async def _call(lane: Lane, event: Event, frame: DeliveryFrame) -> None:
+        """Call the handler, count it, and raise what it raises: no queue, no worker in between."""
+        counts = lane.queue.counts
+        invoke = lane.invoke
+        assert invoke is not None  # noqa: S101 (lanes are opened when the bus starts)
+        if len(counts.recent) >= Durations.FOLD_AT:
+            counts.fold()
+        counts.retried += frame.first_attempt > 1
+        predicate = lane.registration.filter
+        now = lane.host.clock.now
+        token = current_frame.set(frame)
+        began = now()
+        try:
+            if predicate is not None and not await passes(predicate, event):
+                counts.filtered += 1
+                return
+            value = await invoke(event)
+            if value is not None and type(value) is CoroutineType:
+                value.close()
+                raise not_awaited(lane.name, event)
+            if frame.context is not None and frame.context.emitted:
+                await lane.host.flush(frame)
+        except Exception as error:
+            counts.recent.append(now() - began)
+            lane.host.event_failed(lane, event, error)
+            raise
+        except BaseException as error:
+            if lane.host.require_runtime().is_ending(error):
+                counts.abandoned += 1
+                raise
+            counts.recent.append(now() - began)
+            lane.host.event_failed(lane, event, error)
+            message = f"{lane.name} was cancelled by what it called, not by the bus."
+            raise RuntimeError(message) from error
+        finally:
+            current_frame.reset(token)
+        counts.recent.append(now() - began)
 
     def held(self) -> AbstractAsyncContextManager[None]:
         """Begin nothing while a dead letter is replayed, if it has one order for all messages.
@@ -235,7 +276,7 @@ class DurableHandler:
     async def _deliver_in_list(self, lane: Lane, event: Event, one: InFlight) -> bool:
         """Let the lane handle an event; false if its list was cut off because of another one."""
         done = anyio.Event()
-        item = Gated(event, None, (), lambda _: done.set(), attempt=one.attempt, delivery=one)
+        item = Gated(event, None, (), lambda _: done.set(), delivery=one)
         lane.queue.push(item)
         try:
             await done.wait()
@@ -249,7 +290,7 @@ class DurableHandler:
         return item.is_handled or item.is_filtered
 
     def _decode(self, record: Record) -> Event:
-        event = self._hub.decode(record)
+        event = self._hub.codec.decode(record)
         if isinstance(event, RawMessage) or not isinstance(event, Event):
             message = (
                 f"{record.name} {record.message_id} cannot be given to {self.name}: this process "

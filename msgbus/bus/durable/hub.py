@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, TypeVar, final
 
 from msgbus.bus.durable.command_queue import CommandQueue
@@ -12,7 +13,6 @@ from msgbus.bus.durable.listening import ChangeListener
 from msgbus.bus.durable.publishing import Publisher
 from msgbus.bus.durable.recording import JournalRecorder
 from msgbus.bus.durable.relaying import Relays
-from msgbus.bus.durable.replay import replay_history
 from msgbus.bus.durable.scheduling import Scheduler
 from msgbus.bus.durable.startup_report import startup_report
 from msgbus.bus.durable.statistics import journal_stats, subscription_stats
@@ -24,26 +24,18 @@ from msgbus.journal.codec import MessageCodec
 from msgbus.journal.opening import open_journal
 from msgbus.journal.records import State
 from msgbus.messages.frame import current_frame
-from msgbus.messages.message import metadata_of
 from msgbus.subscriptions.members import Membership
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     import sqlite3
-    from collections.abc import Callable, Collection
-    from datetime import datetime
-    from typing import Any
+    from collections.abc import Callable
 
     from msgbus.bus.bus_state import BusState
-    from msgbus.bus.durable.replay import ReplayReport
-    from msgbus.bus.subscription import Subscription
-    from msgbus.handlers.delivery import StartAt
     from msgbus.handlers.registration import Registration
     from msgbus.journal.ports import Journal, Tables
     from msgbus.journal.records import Promises, Record
-    from msgbus.messages.message import Event, Message
-    from msgbus.messages.receipts import PublishReceipt
     from msgbus.telemetry.journal_stats import JournalStats, SubscriptionStats
 
 T = TypeVar("T")
@@ -60,8 +52,11 @@ class DurableBus:
     def __init__(self, state: BusState, journal: str | Journal) -> None:
         self.state = state
         self.codec = MessageCodec()
-        self._url = journal if isinstance(journal, str) else None
-        self._journal = None if isinstance(journal, str) else journal
+        self._url: str | None = None
+        if isinstance(journal, str):
+            self._url = journal
+        else:
+            self.journal = journal
         self._is_closed = False
         """The journal was closed when the bus stopped; questions to it still raise so."""
         self._membership: Membership | None = None
@@ -76,24 +71,31 @@ class DurableBus:
         self.relays = Relays(self)
         self._dead_letters = 0
 
-    @property
+    @cached_property
     def journal(self) -> Journal:
-        """The journal, opened if it was not yet.
+        """The journal, opened at the first use.
 
         Raises:
             JournalOpenError: It cannot be.
         """
-        if self._journal is None or (self._is_closed and self.state.accepting):
-            assert self._url is not None  # noqa: S101 (one of the two is given)
-            self.state.require_open("open the journal of")
-            self._journal = open_journal(self._url, clock=self.state.clock)
+        assert self._url is not None  # noqa: S101 (else it was given)
+        self.state.require_open("open the journal of")
+        return open_journal(self._url, clock=self.state.clock)
+
+    @property
+    def _is_opened(self) -> bool:
+        return "journal" in self.__dict__
+
+    def reopen(self) -> None:
+        """Open the journal again at the next use, if the last stop of the bus has closed it."""
+        if self._is_closed:
             self._is_closed = False
-        return self._journal
+            del self.journal
 
     @property
     def location(self) -> str:
         """The journal as text, for the log."""
-        return self._url or repr(self._journal)
+        return self._url or repr(self.journal)
 
     @property
     def membership(self) -> Membership:
@@ -106,7 +108,7 @@ class DurableBus:
     @property
     def promises(self) -> Promises | None:
         """What the journal promises, if it is open."""
-        return None if self._journal is None else self._journal.promises
+        return self.journal.promises if self._is_opened else None
 
     @property
     def recorded_attempts(self) -> Literal["all", "failures", "none"]:
@@ -152,16 +154,6 @@ class DurableBus:
         if self._membership is not None:
             await self._membership.look()
 
-    def decode(self, record: Record) -> Message:
-        """Return the message of a record, which knows its offset and time.
-
-        Raises:
-            StoredMessageError: It does not fit its class.
-        """
-        message = self.codec.decode(record)
-        metadata_of(message).recorded = (record.offset, record.time)
-        return message
-
     def is_acknowledged(self, message_id: str) -> bool:
         """Tell whether a transaction has acknowledged a message that is being handled."""
         deliveries = deliveries_of(current_frame.get())
@@ -172,36 +164,7 @@ class DurableBus:
         """Notify observers, if there are any, that a handler has finally failed on a message."""
         if self.state.observers.active:
             with suppress(StoredMessageError):  # then no handler ever got it
-                self.state.observers.failed(handler, None, self.decode(record), error)
-
-    # -- history ---------------------------------------------------------------------------------
-
-    async def replay(
-        self,
-        start: StartAt | int | datetime,
-        to: str | Subscription | Callable[..., Any],
-        *,
-        until: int | datetime | None,
-        names: Collection[str] | None,
-        topic: str | None,
-        emit: bool,
-        stop: bool,
-        rate: float | None,
-        progress: Callable[[ReplayReport], object] | None,
-    ) -> ReplayReport:
-        """Replay recorded events to one handler; see `bus.replay`."""
-        return await replay_history(
-            self,
-            start,
-            to,
-            until=until,
-            names=names,
-            topic=topic,
-            emit=emit,
-            stop=stop,
-            rate=rate,
-            progress=progress,
-        )
+                self.state.observers.failed(handler, None, self.codec.decode(record), error)
 
     # -- handlers --------------------------------------------------------------------------------
 
@@ -221,10 +184,6 @@ class DurableBus:
     def is_durable(self, registration: Registration) -> bool:
         """Tell whether a handler reads the journal instead of a queue."""
         return self.handlers.of(registration) is not None
-
-    async def schedule(self, event: Event, delay: float, *, handlers: int) -> PublishReceipt:
-        """Keep an event in the journal until it is due."""
-        return await self.scheduler.add(event, delay, handlers=handlers)
 
     async def unschedule(self, message_id: str) -> bool:
         """Cancel an event that is not published yet, or a command that nobody has begun."""
@@ -278,7 +237,7 @@ class DurableBus:
         for handler in self.handlers:
             if handler.starting is not None:
                 await handler.starting.wait()
-        if self._journal is None and not self.state.accepting:
+        if not self._is_opened and not self.state.accepting:
             return  # it could not be opened, which is told by whoever tried
         target = await self.journal.head()
         while True:
@@ -316,7 +275,7 @@ class DurableBus:
             self._report_failure(error)
 
     async def _left(self) -> int:
-        if self._journal is None:
+        if not self._is_opened:
             return 0  # it could not be opened
         try:
             await self.recount()
@@ -333,12 +292,12 @@ class DurableBus:
 
     async def close(self) -> None:
         """Write what is buffered, and close a journal that this bus has opened."""
-        if self._journal is None:
+        if not self._is_opened:
             return
         try:
             await self.recorder.close()
         finally:
             if self._url is not None:
                 self._is_closed = True
-                await self._journal.close()
+                await self.journal.close()
                 self.tickets.close()

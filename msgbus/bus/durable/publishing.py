@@ -114,17 +114,18 @@ class Publisher:
         if outer is not None:
             owned_deliveries(outer)
         record = self._hub.codec.encode(event, time=self._hub.state.clock.time())
-        plan.count_admitted()
+        totals = plan.totals
         try:
             ((offset, is_duplicate),) = await self.append([Append(record)])
         except BaseException:
-            plan.take_back()
+            totals.rejected += 1
             raise
         self.appended = max(self.appended, offset)
         metadata_of(event).recorded = (offset, record.time)
         if is_duplicate:
-            plan.take_back()
+            totals.rejected += 1
             return PublishReceipt(PublishStatus.DURABLE, offset=offset, duplicate=True)
+        totals.admitted += 1
         handlers = plan.receipt.handlers
         return PublishReceipt(PublishStatus.DURABLE, handlers=handlers, offset=offset)
 

@@ -11,8 +11,8 @@ import anyio
 
 from msgbus.bus.durable.batching import Batch
 from msgbus.bus.durable.transactions import current_transaction
-from msgbus.bus.durable.wire_names import WireNames
 from msgbus.errors import BusClosedError, BusStateError, StoredMessageError
+from msgbus.journal.codec import WireNames
 from msgbus.messages.frame import current_frame
 from msgbus.messages.message import Event, metadata_of
 from msgbus.messages.receipts import PublishReceipt, PublishStatus

@@ -223,7 +223,7 @@ class Replay:
 
     def _decode(self, record: Record) -> Event | ReplayFailure:
         try:
-            event = self._hub.decode(record)
+            event = self._hub.codec.decode(record)
         except StoredMessageError as error:
             return _failure(record, redact_exception(error))
         if isinstance(event, RawMessage) or not isinstance(event, Event):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, final
 
-from msgbus.bus.durable.wire_names import WireNames
 from msgbus.bus.subscription import Subscription
 from msgbus.errors import ConfigurationError, HandlerSignatureError
 from msgbus.handlers.registration import make_registration
 from msgbus.handlers.signatures import annotated_classes
+from msgbus.journal.codec import WireNames
 from msgbus.messages.message import Event
 from msgbus.messages.topics.pattern import TopicPattern
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, final
 from msgbus.bus.durable.fencing import owned_deliveries
 from msgbus.bus.durable.listening import journal_task
 from msgbus.bus.durable.transactions import current_transaction
-from msgbus.bus.durable.wire_names import type_named
 from msgbus.errors import BusClosedError, JournalError, StaleError, StoredMessageError
+from msgbus.journal.codec import type_named
 from msgbus.journal.operations import Append, Drop, Operation
 from msgbus.journal.records import DELAYED, Pending, Record, State
 from msgbus.messages.frame import current_frame
@@ -213,7 +213,7 @@ class Scheduler:
         # Its class may have no handler here yet.
         type_named(record.name, Event, self._hub.codec)
         try:
-            event = self._hub.decode(record)
+            event = self._hub.codec.decode(record)
         except StoredMessageError:
             return None
         return event if isinstance(event, Event) else None

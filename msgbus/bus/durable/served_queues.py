@@ -14,9 +14,8 @@ import anyio
 
 from msgbus.bus.durable.handlers import letter_of
 from msgbus.bus.durable.tickets import queue_of
-from msgbus.bus.durable.wire_names import WireNames
 from msgbus.errors import ConfigurationError, JournalError, StoredMessageError, Unhandleable
-from msgbus.journal.codec import RawMessage
+from msgbus.journal.codec import RawMessage, WireNames
 from msgbus.journal.operations import Reply
 from msgbus.journal.records import (
     DeliveryRecord,
@@ -306,7 +305,7 @@ class ServedQueues:
         return Reply(one.record.message_id, state.clock.time(), body)
 
     def _decode(self, one: InFlight) -> Command[Any]:
-        command = self._hub.decode(one.record)
+        command = self._hub.codec.decode(one.record)
         if isinstance(command, RawMessage):
             raise NotAttemptedError
         return cast("Command[Any]", command)

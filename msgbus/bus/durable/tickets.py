@@ -10,7 +10,6 @@ import anyio
 
 from msgbus.bus.durable.listening import PAUSE, REST
 from msgbus.bus.durable.replies import Replies
-from msgbus.bus.durable.wire_names import type_named
 from msgbus.errors import (
     BusClosedError,
     JournalClosedError,
@@ -19,6 +18,7 @@ from msgbus.errors import (
     TicketNotFoundError,
     TicketTimeoutError,
 )
+from msgbus.journal.codec import type_named
 from msgbus.journal.records import Kind, State
 from msgbus.messages.message import Command, R
 from msgbus.runtime.event_loop import current_runtime

@@ -80,7 +80,6 @@ class Gated:
     __slots__ = (
         "_lower_gates",
         "_report",
-        "attempt",
         "commit",
         "delivery",
         "error",
@@ -99,7 +98,6 @@ class Gated:
         report: Callable[[Gated], None] | None = None,
         *,
         commit: Gate | None = None,
-        attempt: int = 1,
         delivery: object = None,
     ) -> None:
         self.event = event
@@ -108,8 +106,6 @@ class Gated:
         self._report = report
         self.commit = commit
         """Opens when the journal has the event."""
-        self.attempt = attempt
-        """The number of the first attempt of this delivery."""
         self.delivery = delivery
         """The delivery of a durable handler, which fences all that it writes."""
         self.is_withdrawn = False

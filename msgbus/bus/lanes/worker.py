@@ -17,7 +17,6 @@ from msgbus.messages.frame import (
     DeliveryFrame,
     EventFrame,
     Frame,
-    RetriedFrame,
     current_frame,
     frame_handling,
 )
@@ -115,9 +114,6 @@ class Worker:
                 self.gated = (gated,)
                 if gated.delivery is not None:
                     frame = DeliveryFrame(event, lane, gated.delivery)
-                elif gated.attempt > 1:
-                    frame = RetriedFrame(gated.attempt)
-                    counts.retried += 1
             frame.message = event
             frame.owner = lane
             frame.context = None
