@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 
@@ -29,6 +29,7 @@ from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
     from msgbus.runtime.event_loop import Task
+    from msgbus.subscriptions.gate import AloneGate
     from msgbus.subscriptions.in_flight import InFlight
 
 S = TypeVar("S", bound=SubscriptionState)
@@ -50,12 +51,19 @@ class AttemptRunner(ABC, Generic[S]):
         state: What the subscription knows of its messages.
         deliver: Handles one message.
         rules: What follows from a failure.
+        gate: Shared by all subscriptions of the process.
         letter: Describes a dead letter.
         handler: Name of the handler in the records of deliveries.
     """
 
     def __init__(
-        self, state: S, deliver: Deliver, rules: DeliveryRules, letter: Describe, handler: str
+        self,
+        state: S,
+        deliver: Deliver,
+        rules: DeliveryRules,
+        gate: AloneGate,
+        letter: Describe,
+        handler: str,
     ) -> None:
         self.state = state
         self.handler = handler
@@ -77,6 +85,7 @@ class AttemptRunner(ABC, Generic[S]):
         self._flushes_when_idle = False
         self._deliver = deliver
         self._rules = rules
+        self._gate = gate
         self._letter = letter
         self._clock = state.clock
 
@@ -86,7 +95,7 @@ class AttemptRunner(ABC, Generic[S]):
         return False
 
     @abstractmethod
-    def _spawn(self, function: Callable[[], Awaitable[None]], what: str) -> Task:
+    def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]], what: str) -> Task:
         """Run a task of this membership."""
 
     @abstractmethod
@@ -104,8 +113,9 @@ class AttemptRunner(ABC, Generic[S]):
         counts = self.state.counts
         counts.delivered += 1
         counts.redelivered += one.attempt > 1
-        begun, figures = self._clock.now(), self.figures
+        begun, figures, gate = self._clock.now(), self.figures, self._gate
         figures.running += 1
+        gate.running += 1
         one.is_running = True
         try:
             reply = await self._deliver(one)
@@ -117,20 +127,20 @@ class AttemptRunner(ABC, Generic[S]):
         except (CircuitOpenError, NotAttemptedError) as error:
             self._not_attempted(one, error)
         except Exception as error:
-            if not one.is_lost:
-                self._note(one, outcome_of(error), begun, error_text(error))
-            if not one.is_ended:
-                self._failed(one, error, alone=alone)
+            self._raised(one, error, begun, alone=alone)
         else:
             self._handled(one, reply, begun)
         finally:
             one.is_running = False
             figures.running -= 1
-            self._ran()
+            gate.running -= 1
+            if gate.is_closed or self.is_closing or self._holds or self._flushes_when_idle:
+                self._tell_of_end()
 
-    def _ran(self) -> None:
-        if self.is_closing or self._holds:
-            self._ended.set()
+    def _tell_of_end(self) -> None:
+        """Wake those who wait for the end of deliveries."""
+        self._gate.notify()
+        self._ended.set()
         if self._flushes_when_idle and not self.state.in_flight:
             self.flush_when_idle()
 
@@ -147,19 +157,17 @@ class AttemptRunner(ABC, Generic[S]):
             await self._ended.wait()
 
     def _handled(self, one: InFlight, reply: Reply | None, begun: float) -> None:
-        is_ended = one.is_ended
-        if not one.is_lost and self._rules.record == "all":  # its own commit may have ended it
-            self._note(one, Outcome.OK, begun)
-        if not is_ended:
-            self.state.acknowledge(one, reply)
-        elif one.row is not None:
+        note = None
+        if not one.is_lost and self._rules.record == "all":
+            note = self._record(one, Outcome.OK, begun)
+        if not one.is_ended:
+            if self.state.acknowledge(one, reply, note):
+                self.flush()
+            return
+        if note is not None:  # its own commit has ended it
+            self.state.note(note)
+        if one.row is not None:
             self._look_soon()  # its own commit may have let the next of its key go
-        if reply is not None or (not is_ended and self._is_awaited(one)):
-            self.flush()
-
-    def _is_awaited(self, one: InFlight) -> bool:
-        """Tell whether something waits for the acknowledgement to be written."""
-        return self.state.selection.keeps_done or (one.row is not None and one.key is not None)
 
     def _refused(self, one: InFlight, refusal: Refusal, begun: float) -> None:
         """Acknowledge a message whose handler has answered that it will not handle it."""
@@ -168,9 +176,9 @@ class AttemptRunner(ABC, Generic[S]):
         text = error_text(refusal)
         self._note(one, Outcome.REFUSED, begun, text)
         self.state.counts.refused += 1
-        self.state.acknowledge(one, self._reply(one, text))
+        is_awaited = self.state.acknowledge(one, self._reply(one, text))
         self.on_final_failure(one, refusal)
-        if self._has_replies or self._is_awaited(one):
+        if is_awaited:
             self.flush()
 
     def _not_attempted(self, one: InFlight, error: CircuitOpenError | NotAttemptedError) -> None:
@@ -193,19 +201,28 @@ class AttemptRunner(ABC, Generic[S]):
     def _note(
         self, one: InFlight, outcome: Outcome, begun: float | None, error: str | None = None
     ) -> None:
-        if self._rules.record == "none":
-            return
+        if self._rules.record != "none":
+            self.state.note(self._record(one, outcome, begun, error))
+
+    def _record(
+        self, one: InFlight, outcome: Outcome, begun: float | None, error: str | None = None
+    ) -> DeliveryRecord:
         # A decision after the last attempt took no time: a run would be one more attempt.
         run = 0.0 if begun is None else self._clock.now() - begun
         now, record = self._clock.time(), one.record
         wait = max(now - run - record.time, 0.0)
         offset = record.offset or None
-        note = DeliveryRecord(
+        return DeliveryRecord(
             record.message_id, self.handler, one.attempt, outcome, wait, run, now, error, offset
         )
-        self.state.note(note)
 
     # -- failures --------------------------------------------------------------------------------
+
+    def _raised(self, one: InFlight, error: Exception, begun: float, *, alone: bool) -> None:
+        if not one.is_lost:
+            self._note(one, outcome_of(error), begun, error_text(error))
+        if not one.is_ended:  # its own commit may have ended it
+            self._failed(one, error, alone=alone)
 
     def _failed(self, one: InFlight, error: Exception | None, *, alone: bool) -> None:
         state, counts = self.state, self.state.counts

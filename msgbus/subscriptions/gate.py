@@ -19,6 +19,7 @@ class AloneGate:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.running = 0
+        """Deliveries that run."""
         self.is_closed = False
         self._changed = anyio.Event()
 
@@ -26,12 +27,6 @@ class AloneGate:
         """Wait while a delivery runs alone."""
         while self.is_closed:
             await self._changed.wait()
-
-    def leave(self) -> None:
-        """Take note that a delivery has ended."""
-        self.running -= 1
-        if self.is_closed:
-            self._notify()
 
     async def close(self, timeout: float | None) -> bool:
         """Keep others out and wait for those that run; false if they took longer.
@@ -54,8 +49,9 @@ class AloneGate:
     def open(self) -> None:
         """Let others run again."""
         self.is_closed = False
-        self._notify()
+        self.notify()
 
-    def _notify(self) -> None:
+    def notify(self) -> None:
+        """Wake those who wait for the end of deliveries, or for the gate to open."""
         changed, self._changed = self._changed, anyio.Event()
         changed.set()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -63,7 +62,7 @@ class SubscriptionLoop(AttemptRunner[S]):
         *,
         handler: str = "",
     ) -> None:
-        super().__init__(state, deliver, rules, letter, handler or state.name)
+        super().__init__(state, deliver, rules, gate, letter, handler or state.name)
         self.journal = journal
         self.is_paused = False
         self.is_standby = False
@@ -72,8 +71,9 @@ class SubscriptionLoop(AttemptRunner[S]):
         """Called when something was written, by this process or by another."""
         self.on_stall: Callable[[], object] = lambda: None
         """Called when messages were found that nobody had begun."""
-        self._gate = gate
-        self._rate = TokenBucket(rules.rate_limit, rules.burst, self._clock.now())
+        self._rate: TokenBucket | None = None
+        if rules.rate_limit is not None:
+            self._rate = TokenBucket(rules.rate_limit, rules.burst, self._clock.now())
         self._runtime: Runtime | None = None
         self._tasks: dict[Task, None] = {}  # in order, so that a simulation can be repeated
         self._idle = 0
@@ -141,7 +141,7 @@ class SubscriptionLoop(AttemptRunner[S]):
 
     def _written(self) -> None:
         self.on_look()
-        if self._has_more and self.state.has_low_stock:
+        if self._wants_more:
             self._news.set()
         self.start_workers()
 
@@ -173,7 +173,7 @@ class SubscriptionLoop(AttemptRunner[S]):
             self._holds -= 1
             self.look()
 
-    def _spawn(self, function: Callable[[], Awaitable[None]], what: str) -> Task:
+    def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]], what: str) -> Task:
         assert self._runtime is not None  # noqa: S101 (set by `begin`)
         own: list[Task] = []
 
@@ -201,9 +201,11 @@ class SubscriptionLoop(AttemptRunner[S]):
         if self._idle:
             self._more.set()
         elif self._workers < self.state.max_in_flight:
+            assert self._runtime is not None  # noqa: S101 (set by `begin`)
             self._workers += 1
             own: list[Task] = []
-            own.append(self._spawn(partial(self._work, own), "worker"))
+            own.append(self._runtime.spawn(self._work, own, name=f"msgbus {self.name} worker"))
+            self._tasks[own[0]] = None
 
     async def _work(self, own: list[Task]) -> None:
         ready, gate, turns = self.state.ready, self._gate, 0
@@ -211,31 +213,36 @@ class SubscriptionLoop(AttemptRunner[S]):
             while True:
                 while not ready or self._is_stopped:
                     await self._wait_for_more()
-                if gate.is_closed:
-                    await gate.opened()
-                    continue
-                pause = self._rate.wait(self._clock.now())
-                if pause > 0:
-                    await self._clock.sleep(pause)
+                if (gate.is_closed or self._rate is not None) and await self._had_to_wait():
                     continue
                 one = ready.popleft()
-                self._rate.take(self._clock.now())
                 one.worker = own[0]
                 self.start_workers()
-                gate.running += 1
-                try:
-                    await self.run(one)
-                finally:
-                    gate.leave()
-                if self.state.has_low_stock and self._has_more:
+                await self.run(one)
+                if self._wants_more:
                     self._news.set()
                 turns += 1
                 if turns % YIELD_AFTER == 0:
                     await anyio.lowlevel.checkpoint()
         finally:
             if own[0] in self._tasks:  # not one of a membership that was lost
+                del self._tasks[own[0]]
                 self._workers -= 1
                 self.start_workers()
+
+    async def _had_to_wait(self) -> bool:
+        """Wait while a delivery runs alone, or for the rate limit; else count one more for it."""
+        if self._gate.is_closed:
+            await self._gate.opened()
+            return True
+        if self._rate is None:
+            return False
+        pause = self._rate.wait(self._clock.now())
+        if pause > 0:
+            await self._clock.sleep(pause)
+            return True
+        self._rate.take(self._clock.now())
+        return False
 
     async def _wait_for_more(self) -> None:
         self._idle += 1
@@ -247,6 +254,11 @@ class SubscriptionLoop(AttemptRunner[S]):
             self._idle -= 1
 
     # -- getting messages ------------------------------------------------------------------------
+
+    @property
+    def _wants_more(self) -> bool:
+        """Whether there is room, and messages wait in the journal."""
+        return self.state.has_low_stock and (self._is_full or self.state.is_behind)
 
     def _look_soon(self) -> None:
         self._news.set()
@@ -320,7 +332,7 @@ class SubscriptionLoop(AttemptRunner[S]):
             return False
         if self._is_looking or self._news.is_set() or self._workers > self._idle:
             return False
-        return bool(state.ready) or (state.has_low_stock and self._has_more)
+        return bool(state.ready) or self._wants_more
 
     def _take_note(self) -> None:
         """Log what commits did on another thread."""
@@ -343,8 +355,7 @@ class SubscriptionLoop(AttemptRunner[S]):
 
     async def _run_alone(self, partitions: Collection[int] | None) -> bool:
         """Run one row with nothing beside it; return whether there may be another."""
-        pause = self._rate.wait(self._clock.now())
-        if pause > 0:
+        if self._rate is not None and (pause := self._rate.wait(self._clock.now())) > 0:
             await self._clock.sleep(pause)
         limit = self._rules.ack_timeout or ALONE
         if not await self._gate.close(limit):
@@ -355,7 +366,8 @@ class SubscriptionLoop(AttemptRunner[S]):
                 self.member, self.name, 1, self._clock.time(), partitions=partitions, alone=True
             )
             for one in self.state.admit_claims(claims, alone=True):
-                self._rate.take(self._clock.now())
+                if self._rate is not None:
+                    self._rate.take(self._clock.now())
                 await self._run_one_alone(one)
             await self.journal.commit([], self.member)
         finally:
@@ -370,11 +382,9 @@ class SubscriptionLoop(AttemptRunner[S]):
         ended = anyio.Event()
 
         async def run() -> None:
-            self._gate.running += 1
             try:
                 await self.run(one, alone=True)
             finally:
-                self._gate.leave()
                 ended.set()
 
         one.worker = self._spawn(run, "alone")
@@ -445,11 +455,6 @@ class SubscriptionLoop(AttemptRunner[S]):
 
     _is_full = False
     """The last claim took all that there was room for."""
-
-    @property
-    @abstractmethod
-    def _has_more(self) -> bool:
-        """Whether messages wait in the journal."""
 
     @abstractmethod
     async def _claim(self) -> bool:

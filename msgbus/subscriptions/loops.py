@@ -43,10 +43,6 @@ class PartitionedLoop(SubscriptionLoop[PartitionedState]):
     def _partitions(self) -> Collection[int] | None:
         return [number for number, one in self.state.owned.items() if not one.is_leaving]
 
-    @property
-    def _has_more(self) -> bool:
-        return self._is_full or self.state.is_behind
-
     def _take_note(self) -> None:
         for one, error in self.state.take_overflow():
             log_overflow(one, error)
@@ -164,12 +160,6 @@ class SharedLoop(SubscriptionLoop[SharedState]):
     @property
     def _has_replies(self) -> bool:
         return self.state.is_queue
-
-    @property
-    def _has_more(self) -> bool:
-        return self._is_full or (
-            not self.state.is_queue and self.state.feed.looked < self.state.head
-        )
 
     async def check_ownership(self) -> None:
         """Read the cursor again before the next feed; after a seek, cut off what comes again."""

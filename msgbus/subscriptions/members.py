@@ -103,6 +103,8 @@ class Membership:
         self._surveys = PeriodicTask("survey", self._survey_often, clock, self._failed)
         self._watch = PeriodicTask("watch", self._watch_others, clock, self._failed)
         self._flushes = PeriodicTask("flush", self._flush, clock, self._flush_failed)
+        self.flush_soon = self._flushes.wake
+        """Write now what is settled."""
 
     def add(self, loop: SubscriptionLoop[Any], start: int = 0) -> None:
         """Add a subscription, for the next `start`; a new one begins behind the offset `start`."""
@@ -210,7 +212,7 @@ class Membership:
             for loop in loops:
                 await loop.ended()
         with suppress(JournalError):  # else the next one says so
-            await self._commit()  # when it returns, no commit hands out anything more
+            await self.journal.commit([])  # when it returns, no commit hands out anything more
         return sum(loop.figures.running for loop in loops)
 
     @staticmethod
@@ -233,10 +235,6 @@ class Membership:
             if member.id == own.id:
                 await self.journal.end(member)
         self.member = None
-
-    async def _commit(self) -> None:
-        with suppress(StaleError):  # `on_lost` sees to it
-            await self.journal.commit([], self.member)
 
     async def _join(self) -> None:
         self._added = []
@@ -425,11 +423,7 @@ class Membership:
                 loop.state.head = max(loop.state.head, head)
                 loop.look()
 
-    def flush_soon(self) -> None:
-        """Write now what is settled."""
-        self._flushes.wake()
-
     async def _flush(self) -> float:
         if self.member is not None and any(loop.state.is_dirty for loop in self._loops):
-            await self._commit()
+            await self.journal.commit([])
         return FLUSH

@@ -30,6 +30,7 @@ class Partition:
     """What is known of a partition as long as it is owned."""
 
     def __init__(self, cursor: Cursor, blocked: Iterable[str] = ()) -> None:
+        self.number = cursor.partition
         self.cursor = cursor
         """As it was last written."""
         self.position = cursor.fetched
@@ -52,11 +53,6 @@ class Partition:
         """It goes to another member once nothing of it is in flight."""
 
     @property
-    def number(self) -> int:
-        """Number of the partition."""
-        return self.cursor.partition
-
-    @property
     def is_open(self) -> bool:
         """Whether more may be handed out: it stays, and its order is not blocked as a whole."""
         return not self.is_leaving and not self.is_reading and "" not in self.blocked
@@ -70,6 +66,6 @@ class Partition:
         """Move `acked` over what has ended, up to the first that has not."""
         order = self.order
         while order and order[0].is_ended:
-            self.acked = order.popleft().offset
+            self.acked = order.popleft().record.offset
         if not order:
             self.acked = max(self.acked, self.looked)

@@ -380,13 +380,14 @@ class PartitionedState(SubscriptionState):
         """Take records for their partitions; return rows for those that are not handed out."""
         operations: list[Operation] = []
         handed: dict[Partition, list[InFlight]] = {p: [] for p in partitions}
+        by_number = {p.number: p for p in partitions}
         first = next(iter(partitions))
         for record in records:
             if isinstance(record, int):
                 operations.append(Put(self._damaged(record, first.number)))
                 opened[first] = self._rows_upto[first] = record
                 continue
-            partition = self._partition_of(record, partitions)
+            partition = by_number.get(self.selection.partition(record), first)
             opened[partition] = record.offset
             one = self._in_flight(record, partition)
             blocked = None if one.key is None else partition.blocked.get(one.key)
@@ -400,12 +401,6 @@ class PartitionedState(SubscriptionState):
             partition.position = max(upto, partition.position)
             self._fed.append((partition, upto, several))
         return operations
-
-    def _partition_of(self, record: Record, partitions: Collection[Partition]) -> Partition:
-        if len(partitions) == 1:
-            return next(iter(partitions))
-        number = self.selection.partition(record)
-        return next(partition for partition in partitions if partition.number == number)
 
     def _in_flight(self, record: Record, partition: Partition) -> InFlight:
         assert self.member is not None  # noqa: S101 (only a member owns partitions)
@@ -438,11 +433,12 @@ class PartitionedState(SubscriptionState):
         if fetched is None and not is_released and not self._has_moved(partition):
             return []
         self._before.setdefault(partition, (cursor, partition.position))
-        moved = Pass(cursor, acked, max(cursor.fetched, acked, fetched or 0), is_released)
-        partition.cursor = moved.after
+        fetched, owner = max(cursor.fetched, acked, fetched or 0), cursor.owner
         if is_released:
             self._released.append(partition)
-        return [moved]
+            owner = None
+        partition.cursor = cursor._replace(acked=acked, fetched=fetched, owner=owner)
+        return [Pass(cursor, acked, fetched, is_released)]
 
     def _kept(self) -> bool:
         is_fed = bool(self._fed)

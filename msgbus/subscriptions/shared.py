@@ -77,6 +77,11 @@ class SharedState(SubscriptionState):
             self.admit(one)
         return one
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is something to claim beyond the cursor."""
+        return not self.is_queue and self.feed.looked < self.head
+
     def _end(self, one: InFlight) -> None:
         one.is_ended = True
 

@@ -204,6 +204,11 @@ class SubscriptionState(ABC):
         """Whether it is time to read or claim more."""
         return self.room() > 0 and len(self.in_flight) * 2 <= self._most
 
+    @property
+    @abstractmethod
+    def is_behind(self) -> bool:
+        """Whether the log has messages that it has not looked at."""
+
     # -- handing out -----------------------------------------------------------------------------
 
     def admit(self, one: InFlight) -> None:
@@ -267,14 +272,28 @@ class SubscriptionState(ABC):
         with self.lock:
             self._notes.append(delivery)
 
-    def acknowledge(self, one: InFlight, reply: Reply | None = None) -> None:
-        """End a delivery that was handled; a row goes with the next commit."""
+    def acknowledge(
+        self, one: InFlight, reply: Reply | None = None, note: DeliveryRecord | None = None
+    ) -> bool:
+        """End a delivery that was handled; a row goes with the next commit.
+
+        Returns:
+            Whether something waits for that commit: the caller, a key, or its own repetition.
+        """
         with self.lock:
+            if note is not None:
+                self._notes.append(note)
             if one.is_lost:
                 self.counts.stale += 1
-                return
+                return False
             self.counts.acked += 1
-            operations = self._acknowledgement(one)
+            operations: list[Operation] = []
+            if self.selection.keeps_done:
+                row = one.as_row(State.KEPT, time=self.clock.time())
+                operations = [*self._guard(one), Put(row, promote=True)]
+            elif one.row is not None:
+                operations = [Drop(one.row)]
+            is_awaited = self.selection.keeps_done or (one.row is not None and one.key is not None)
             if reply is not None:
                 operations.append(reply)
             if operations:
@@ -282,12 +301,7 @@ class SubscriptionState(ABC):
             if reply is None:  # else it ends when its result is written
                 self._end(one)
                 self._release(one)
-
-    def _acknowledgement(self, one: InFlight) -> list[Operation]:
-        if self.selection.keeps_done:
-            row = one.as_row(State.KEPT, time=self.clock.time())
-            return [*self._guard(one), Put(row, promote=True)]
-        return [] if one.row is None else [Drop(one.row)]
+            return is_awaited or reply is not None
 
     def acknowledged_in_commit(self, one: InFlight) -> None:
         """End a delivery that a commit of the handler itself has acknowledged."""

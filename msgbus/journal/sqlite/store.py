@@ -30,6 +30,7 @@ from msgbus.journal.sqlite.columns import (
     DELIVERY,
     INSTANCE,
     RESULT,
+    checksum,
     cursor_row,
     delivery_row,
     instance_row,
@@ -68,6 +69,9 @@ _FORGET_DONE: Final = """
 DELETE FROM msgbus_pending INDEXED BY msgbus_pending_done
 WHERE subscription = ? AND partition = ? AND state = 'done' AND offset <= ?
 """
+_LAST: Final = (Note, Reply)
+"""Operations that are applied after all others, in this order."""
+
 _MOST_KNOWN: Final = 10_000
 """Entries of the table of blocks that are remembered; more begin anew."""
 
@@ -112,7 +116,11 @@ class Store:
             self.transaction.require_member(member.id)
         self.rows.acting = None if member is None else member.id
         appended: list[Appended] = []
-        for kind, run in groupby(sorted(operations, key=_turn), key=type):
+        ordered = [one for one in operations if type(one) not in _LAST]
+        if len(ordered) < len(operations):
+            for last in _LAST:
+                ordered += [one for one in operations if type(one) is last]
+        for kind, run in groupby(ordered, key=type):
             step, together = self._steps.get(kind), list(run)
             if step is None:
                 raise rows.not_an_operation(together[0])
@@ -217,7 +225,7 @@ class Store:
     def _has_moved(self, before: Cursor, after: Cursor) -> bool:
         name, partition, acked, _, owner, epoch, selection = before
         values = (
-            *(after.acked, after.fetched, after.owner, cursor_row(after)[-1]),
+            *(after.acked, after.fetched, after.owner, checksum(*after)),
             *(name, partition, epoch, selection, owner, acked),
         )
         return self._connection.execute(_MOVE_CURSOR, values).rowcount == 1
@@ -304,11 +312,3 @@ def _not_unicode(record: Record, error: UnicodeEncodeError) -> StoredMessageErro
         f"key, ids or headers: {error}."
     )
     return StoredMessageError(message, message_id=record.message_id)
-
-
-def _turn(operation: Operation) -> int:
-    """Return when to apply an operation: in order, apart from notes and replies."""
-    return _TURNS.get(type(operation), 0)
-
-
-_TURNS: Final[dict[type, int]] = {Note: 1, Reply: 2}

@@ -67,7 +67,7 @@ class WriteRequest:
         """What to do instead of applying the operations."""
         is_plain = work is None and member is None
         if is_plain and (len(operations) != 1 or type(operations[0]) is not Append):
-            is_plain = {*map(type, operations)} == {Append}
+            is_plain = {*map(type, operations)} <= {Append}
         self.is_plain = is_plain
         """Whether it only appends: such requests of many callers become one statement."""
 
@@ -192,8 +192,10 @@ class GroupWriter:
 
     def _check_attached(self, group: CommitGroup) -> None:
         """Leave out the participants of a member that was ended."""
-        member = group.attached.member
-        if member is not None and not self._transaction.has_member(member.id):
+        member, transaction = group.attached.member, self._transaction
+        if member is None or member.id in transaction.known_members:
+            return
+        if not transaction.has_member(member.id):
             group.lost.append(member.id)
             group.attached = Attached(runtime=group.attached.runtime)
 
@@ -218,10 +220,10 @@ class GroupWriter:
         store, transaction = self._steps.store, self._transaction
         appends: list[Any] = [one for request in requests for one in request.operations]
         try:
-            if len(appends) == 1 and appends[0].queue is None:
-                results = store.append(appends)
-            else:
+            if len(appends) > 1 or (appends and appends[0].queue is not None):
                 results = transaction.attempt(store.append_new, appends)
+            else:  # one row or none: there is nothing to undo
+                results = store.append_new(appends) if appends else []
         except Exception:
             if not transaction.connection.in_transaction:
                 raise
