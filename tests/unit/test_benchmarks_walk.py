@@ -34,7 +34,14 @@ def test_the_first_message_passes_what_the_second_passes_and_more() -> None:
 
 
 def test_a_durable_event_is_traced_into_the_thread_of_the_journal() -> None:
-    assert "CommitWriter._write" in walk("durable")["msgbus/journal/sqlite/writer.py"]
+    assert "CommitWriter._commit" in walk("durable")["msgbus/journal/sqlite/writer.py"]
+
+
+def test_the_walk_of_a_durable_event_stays_short() -> None:
+    passed = walk("durable")
+
+    assert len(passed) <= 25
+    assert sum(map(len, passed.values())) <= 100
 
 
 def test_a_dead_letter_is_traced_to_its_store() -> None:
