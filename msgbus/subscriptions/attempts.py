@@ -1,17 +1,18 @@
-"""`AttemptRunner`: runs one attempt to handle a message, and does what follows from it."""
+"""`AttemptRunner`: workers that run attempts to handle messages, and what follows from each."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from msgbus.errors import BusStateError, CircuitOpenError, Refusal, StaleError
 from msgbus.journal.operations import Operation, Reply
 from msgbus.journal.records import DeliveryRecord, Outcome, State
+from msgbus.runtime.token_bucket import TokenBucket
 from msgbus.subscriptions.decision import FailureDecision, Next, decide, reason_of
 from msgbus.subscriptions.failures import error_text, log_failure, outcome_of
 from msgbus.subscriptions.figures import Figures
@@ -28,11 +29,14 @@ from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.runtime.event_loop import Task
+    from msgbus.runtime.event_loop import Runtime, Task
     from msgbus.subscriptions.gate import AloneGate
     from msgbus.subscriptions.in_flight import InFlight
 
 S = TypeVar("S", bound=SubscriptionState)
+
+YIELD_AFTER: Final = 64
+"""Deliveries after which a worker lets other tasks run, if its handler never waits."""
 
 AGAIN: Final = 0.5
 """Seconds after which a journal that failed is asked again."""
@@ -44,8 +48,8 @@ LONGEST: Final = 60.0
 """Seconds after which an open circuit, or a wall clock that may have jumped, is asked again."""
 
 
-class AttemptRunner(ABC, Generic[S]):
-    """The part of a subscription's loop that runs attempts.
+class AttemptRunner(Generic[S]):
+    """Runs the deliveries of one subscription in this process, once they are ready.
 
     Args:
         state: What the subscription knows of its messages.
@@ -88,23 +92,120 @@ class AttemptRunner(ABC, Generic[S]):
         self._gate = gate
         self._letter = letter
         self._clock = state.clock
+        self._rate: TokenBucket | None = None
+        if rules.rate_limit is not None:
+            self._rate = TokenBucket(rules.rate_limit, rules.burst, self._clock.now())
+        self.is_paused = False
+        self._is_full = False
+        """The last claim took all that there was room for."""
+        self._news = anyio.Event()
+        """Set when there may be something to get from the journal."""
+        self._runtime: Runtime | None = None
+        self._tasks: dict[Task, None] = {}  # in order, so that a simulation can be repeated
+        self._workers = 0
+        self._idle = 0
+        """Workers that wait for `_more`."""
+        self._more = anyio.Event()
+
+    @property
+    def name(self) -> str:
+        """Name of the subscription."""
+        return self.state.name
+
+    @property
+    def task_count(self) -> int:
+        """Number of tasks that it runs."""
+        return len(self._tasks)
 
     @property
     def _has_replies(self) -> bool:
         """Whether results are stored: those of enqueued commands."""
         return False
 
-    @abstractmethod
-    def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]], what: str) -> Task:
-        """Run a task of this membership."""
+    # -- workers ---------------------------------------------------------------------------------
 
-    @abstractmethod
+    @property
+    def _is_stopped(self) -> bool:
+        is_paused = self.is_paused or self._holds > 0
+        return is_paused or self.is_closing or self.blocked_at is not None
+
     def start_workers(self) -> None:
         """Let deliveries begin that are ready; called on the event loop."""
+        if not self.state.ready or self._is_stopped or self.state.member is None:
+            return
+        if self._idle:
+            self._more.set()
+        elif self._workers < self.state.max_in_flight:
+            assert self._runtime is not None  # noqa: S101 (set by `begin`)
+            self._workers += 1
+            own: list[Task] = []
+            own.append(self._runtime.spawn(self._work, own, name=f"msgbus {self.name} worker"))
+            self._tasks[own[0]] = None
 
-    @abstractmethod
-    def _look_soon(self) -> None:
-        """Look for rows and messages."""
+    async def _work(self, own: list[Task]) -> None:
+        ready, gate, turns = self.state.ready, self._gate, 0
+        try:
+            while True:
+                while not ready or self._is_stopped:
+                    await self._wait_for_more()
+                if (gate.is_closed or self._rate is not None) and await self._had_to_wait():
+                    continue
+                one = ready.popleft()
+                one.worker = own[0]
+                self.start_workers()
+                await self.run(one)
+                if self._wants_more:
+                    self._news.set()
+                turns += 1
+                if turns % YIELD_AFTER == 0:
+                    await anyio.lowlevel.checkpoint()
+        finally:
+            if own[0] in self._tasks:  # not one of a membership that was lost
+                del self._tasks[own[0]]
+                self._workers -= 1
+                self.start_workers()
+
+    async def _had_to_wait(self) -> bool:
+        """Wait while a delivery runs alone, or for the rate limit; else count one more for it."""
+        if self._gate.is_closed:
+            await self._gate.opened()
+            return True
+        if self._rate is None:
+            return False
+        pause = self._rate.wait(self._clock.now())
+        if pause > 0:
+            await self._clock.sleep(pause)
+            return True
+        self._rate.take(self._clock.now())
+        return False
+
+    async def _wait_for_more(self) -> None:
+        self._idle += 1
+        if self._more.is_set():
+            self._more = anyio.Event()
+        try:
+            await self._more.wait()
+        finally:
+            self._idle -= 1
+
+    @property
+    def _wants_more(self) -> bool:
+        """Whether there is room, and messages wait in the journal."""
+        return self.state.has_low_stock and (self._is_full or self.state.is_behind)
+
+    def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]], what: str) -> Task:
+        assert self._runtime is not None  # noqa: S101 (set by `begin`)
+        own: list[Task] = []
+
+        async def run() -> None:
+            try:
+                await function()
+            finally:
+                self._tasks.pop(own[0], None)
+
+        own.append(self._runtime.spawn(run, name=f"msgbus {self.name} {what}"))
+        self._tasks[own[0]] = None
+        return own[0]
 
     # -- one attempt -----------------------------------------------------------------------------
 
@@ -167,7 +268,7 @@ class AttemptRunner(ABC, Generic[S]):
         if note is not None:  # its own commit has ended it
             self.state.note(note)
         if one.row is not None:
-            self._look_soon()  # its own commit may have let the next of its key go
+            self._news.set()  # its own commit may have let the next of its key go
 
     def _refused(self, one: InFlight, refusal: Refusal, begun: float) -> None:
         """Acknowledge a message whose handler has answered that it will not handle it."""

@@ -1,20 +1,18 @@
-"""`SubscriptionLoop`: gets messages from the journal and lets workers deliver them."""
+"""`SubscriptionLoop`: gets messages from the journal for its workers."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
-import anyio.lowlevel
 
 from msgbus.errors import JournalError, StaleError
 from msgbus.journal.operations import Drop, Fence, Put
 from msgbus.journal.records import State
 from msgbus.runtime.timeouts import time_limit
-from msgbus.runtime.token_bucket import TokenBucket
 from msgbus.subscriptions.attempts import AGAIN, LONGEST, AttemptRunner, S
 from msgbus.subscriptions.figures import Figures
 from msgbus.subscriptions.rules import Deliver, DeliveryRules, Describe, describe
@@ -24,12 +22,9 @@ from msgbus.telemetry.logging import log
 if TYPE_CHECKING:
     from msgbus.journal.ports import Journal
     from msgbus.journal.records import Member
-    from msgbus.runtime.event_loop import Runtime, Task
+    from msgbus.runtime.event_loop import Runtime
     from msgbus.subscriptions.gate import AloneGate
     from msgbus.subscriptions.in_flight import InFlight
-
-YIELD_AFTER: Final = 64
-"""Deliveries after which a worker lets other tasks run, if its handler never waits."""
 
 STALL: Final = 0.7
 """Seconds after which messages that nobody has begun are a stall; the journal is polled oftener."""
@@ -38,7 +33,7 @@ ALONE: Final = 30.0
 """Seconds that a row keeps its process to itself, or waits for that, without `ack_timeout`."""
 
 
-class SubscriptionLoop(AttemptRunner[S]):
+class SubscriptionLoop(AttemptRunner[S], ABC):
     """Delivers one subscription in this process.
 
     Args:
@@ -64,30 +59,15 @@ class SubscriptionLoop(AttemptRunner[S]):
     ) -> None:
         super().__init__(state, deliver, rules, gate, letter, handler or state.name)
         self.journal = journal
-        self.is_paused = False
         self.is_standby = False
         """A member of another version of the application has the subscription."""
         self.on_look: Callable[[], object] = lambda: None
         """Called when something was written, by this process or by another."""
         self.on_stall: Callable[[], object] = lambda: None
         """Called when messages were found that nobody had begun."""
-        self._rate: TokenBucket | None = None
-        if rules.rate_limit is not None:
-            self._rate = TokenBucket(rules.rate_limit, rules.burst, self._clock.now())
-        self._runtime: Runtime | None = None
-        self._tasks: dict[Task, None] = {}  # in order, so that a simulation can be repeated
-        self._idle = 0
-        self._workers = 0
-        self._news = anyio.Event()
-        self._more = anyio.Event()
         self._is_looking = False
         self._stuck_since: float | None = None
         self._releases_keys = False
-
-    @property
-    def name(self) -> str:
-        """Name of the subscription."""
-        return self.state.name
 
     @property
     def member(self) -> Member:
@@ -100,11 +80,6 @@ class SubscriptionLoop(AttemptRunner[S]):
         if member is None:
             raise StaleError(f"Subscription {self.name!r} has lost its membership.")
         return member
-
-    @property
-    def task_count(self) -> int:
-        """Number of tasks that it runs."""
-        return len(self._tasks)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -173,95 +148,7 @@ class SubscriptionLoop(AttemptRunner[S]):
             self._holds -= 1
             self.look()
 
-    def _spawn(self, function: Callable[[], Coroutine[Any, Any, None]], what: str) -> Task:
-        assert self._runtime is not None  # noqa: S101 (set by `begin`)
-        own: list[Task] = []
-
-        async def run() -> None:
-            try:
-                await function()
-            finally:
-                self._tasks.pop(own[0], None)
-
-        own.append(self._runtime.spawn(run, name=f"msgbus {self.name} {what}"))
-        self._tasks[own[0]] = None
-        return own[0]
-
-    # -- workers ---------------------------------------------------------------------------------
-
-    @property
-    def _is_stopped(self) -> bool:
-        is_paused = self.is_paused or self._holds > 0
-        return is_paused or self.is_closing or self.blocked_at is not None
-
-    def start_workers(self) -> None:
-        """Let deliveries begin that are ready; called on the event loop."""
-        if not self.state.ready or self._is_stopped or self.state.member is None:
-            return
-        if self._idle:
-            self._more.set()
-        elif self._workers < self.state.max_in_flight:
-            assert self._runtime is not None  # noqa: S101 (set by `begin`)
-            self._workers += 1
-            own: list[Task] = []
-            own.append(self._runtime.spawn(self._work, own, name=f"msgbus {self.name} worker"))
-            self._tasks[own[0]] = None
-
-    async def _work(self, own: list[Task]) -> None:
-        ready, gate, turns = self.state.ready, self._gate, 0
-        try:
-            while True:
-                while not ready or self._is_stopped:
-                    await self._wait_for_more()
-                if (gate.is_closed or self._rate is not None) and await self._had_to_wait():
-                    continue
-                one = ready.popleft()
-                one.worker = own[0]
-                self.start_workers()
-                await self.run(one)
-                if self._wants_more:
-                    self._news.set()
-                turns += 1
-                if turns % YIELD_AFTER == 0:
-                    await anyio.lowlevel.checkpoint()
-        finally:
-            if own[0] in self._tasks:  # not one of a membership that was lost
-                del self._tasks[own[0]]
-                self._workers -= 1
-                self.start_workers()
-
-    async def _had_to_wait(self) -> bool:
-        """Wait while a delivery runs alone, or for the rate limit; else count one more for it."""
-        if self._gate.is_closed:
-            await self._gate.opened()
-            return True
-        if self._rate is None:
-            return False
-        pause = self._rate.wait(self._clock.now())
-        if pause > 0:
-            await self._clock.sleep(pause)
-            return True
-        self._rate.take(self._clock.now())
-        return False
-
-    async def _wait_for_more(self) -> None:
-        self._idle += 1
-        if self._more.is_set():
-            self._more = anyio.Event()
-        try:
-            await self._more.wait()
-        finally:
-            self._idle -= 1
-
     # -- getting messages ------------------------------------------------------------------------
-
-    @property
-    def _wants_more(self) -> bool:
-        """Whether there is room, and messages wait in the journal."""
-        return self.state.has_low_stock and (self._is_full or self.state.is_behind)
-
-    def _look_soon(self) -> None:
-        self._news.set()
 
     async def _pull(self) -> None:
         due: float | None = None
@@ -452,9 +339,6 @@ class SubscriptionLoop(AttemptRunner[S]):
 
     def _partitions(self) -> Collection[int] | None:
         return None
-
-    _is_full = False
-    """The last claim took all that there was room for."""
 
     @abstractmethod
     async def _claim(self) -> bool:
