@@ -36,9 +36,10 @@ async def test_no_process_is_idle_while_others_have_work(
             await work.until_members_have_met()
             await work.publish_at_once(MESSAGES)
             started[0].until(lambda: len(handled(started)) >= MESSAGES)
+            # Now: they are killed one by one, and the last may repeat what others had in flight.
+            numbers, share = handled(started), sorted(len(handled([one])) for one in started)
 
-    share = sorted(len(handled([one])) for one in started)
-    assert sorted(handled(started)) == list(range(MESSAGES))
+    assert sorted(numbers) == list(range(MESSAGES))
     assert share[0] > MESSAGES / 3 / 3, f"a third of a fair share at least: {share}"
     evidence(
         f"three processes share {MESSAGES} messages, {mode}",
