@@ -48,7 +48,8 @@ def seconds(value: float | None) -> str:
 def cells(result: Result) -> tuple[str, ...]:
     """One row as text, under `HEADINGS`."""
     row, found = result.row, result.measurement
-    limits = tuple("" if limit is None else f"{limit:g}" for limit in (row.budget, row.aim))
+    least = "≥ " if row.is_speed else ""
+    limits = tuple("" if limit is None else f"{least}{limit:g}" for limit in (row.budget, row.aim))
     if found is None:
         return (row.title, "-", "", "", *limits, result.verdict.value)
     spread = (found.high - found.low) / 2 / found.value if found.repeats > 1 else None
@@ -176,6 +177,7 @@ def row_data(result: Result) -> dict[str, Any]:
         "seconds": None if found is None else found.candidate,
         "budget": row.budget,
         "aim": row.aim,
+        "is_speed": row.is_speed,
         "verdict": result.verdict.value,
     }
 

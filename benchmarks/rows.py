@@ -45,6 +45,9 @@ class Row:
     unit: str = "x"
     """Of the value: `x` for ratios."""
 
+    is_speed: bool = False
+    """More is better: budget and aim are the least that the value should be."""
+
     heavy: bool = False
     """Takes seconds to set up: `--quick` leaves it out unless it is named."""
 
@@ -67,13 +70,18 @@ class Result:
         """How it stands."""
         if self.measurement is None:
             return Verdict.NOT_INSTALLED
-        return judge(self.measurement.value, self.row.budget, self.row.aim)
+        row = self.row
+        return judge(self.measurement.value, row.budget, row.aim, is_speed=row.is_speed)
 
 
-def judge(value: float, budget: float | None, aim: float | None) -> Verdict:
-    """Hold a value against its budget and its aim."""
+def judge(
+    value: float, budget: float | None, aim: float | None, *, is_speed: bool = False
+) -> Verdict:
+    """Hold a value against its budget and its aim, which a speed is to reach."""
     if budget is None:
         return Verdict.NO_BUDGET
+    if is_speed:
+        return judge(1 / value, 1 / budget, None if aim is None else 1 / aim)
     if value > budget * FAR:
         return Verdict.FAR_OVER
     if value > budget:

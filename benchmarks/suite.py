@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchmarks import (
+    behind,
     commands,
     creation,
     dispatch,
+    durable,
     events,
     growth,
     history,
@@ -22,6 +24,7 @@ from benchmarks import (
     recording,
     redaction,
     resilience,
+    sharing,
     subscriptions,
     topics,
 )
@@ -45,6 +48,9 @@ ROWS: Final[tuple[Row, ...]] = (
     *history.ROWS,
     *recording.ROWS,
     *subscriptions.ROWS,
+    *durable.ROWS,
+    *sharing.ROWS,
+    *behind.ROWS,
     *redaction.ROWS,
     *imports.ROWS,
 )

@@ -9,6 +9,7 @@ collector is off on both sides.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import statistics
@@ -45,8 +46,11 @@ class Effort:
     processes: int
     """Ratios in rows that start an interpreter for each timing."""
 
+    messages: int = 20_000
+    """Messages in the longest journal."""
 
-FULL: Final = Effort(repeats=61, seconds=0.004, processes=15)
+
+FULL: Final = Effort(repeats=61, seconds=0.004, processes=15, messages=1_000_000)
 QUICK: Final = Effort(repeats=5, seconds=0.0005, processes=3)
 
 
@@ -191,3 +195,8 @@ def summarise(pairs: Sequence[tuple[float, float]]) -> Measurement:
         baseline=statistics.median([first for first, _ in pairs]),
         candidate=statistics.median([second for _, second in pairs]),
     )
+
+
+def as_speed(found: Measurement) -> Measurement:
+    """The same, as how many times as fast the candidate is."""
+    return dataclasses.replace(found, value=1 / found.value, low=1 / found.high, high=1 / found.low)

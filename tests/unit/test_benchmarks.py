@@ -25,6 +25,7 @@ from benchmarks.timing import (
     Run,
     Side,
     WorkNotDoneError,
+    as_speed,
     compare,
     summarise,
 )
@@ -75,6 +76,34 @@ def test_a_value_is_held_against_budget_and_aim(value: float, verdict: Verdict) 
 
 def test_a_row_without_budget_is_not_judged() -> None:
     assert judge(1_000.0, budget=None, aim=None) is Verdict.NO_BUDGET
+
+
+@pytest.mark.parametrize(
+    ("value", "verdict"),
+    [
+        (1.2, Verdict.AIM),
+        (1.1, Verdict.WITHIN),
+        (0.9, Verdict.WITHIN),
+        (0.8, Verdict.OVER),
+        (0.5, Verdict.FAR_OVER),
+    ],
+)
+def test_a_speed_is_to_reach_budget_and_aim(value: float, verdict: Verdict) -> None:
+    assert judge(value, budget=0.9, aim=1.2, is_speed=True) is verdict
+
+
+def test_a_speed_is_how_many_times_as_fast_the_candidate_is() -> None:
+    found = as_speed(summarise([(1.0, 2.0), (1.0, 4.0), (1.0, 8.0)]))
+
+    assert found.value == 0.25
+    assert (found.low, found.high) == (1 / 6, 1 / 3)
+
+
+def test_a_row_of_a_speed_shows_that_its_limits_are_the_least() -> None:
+    row = dataclasses.replace(fixed_row(1.0, budget=0.9), aim=1.2, is_speed=True)
+    measured = Measurement(1.0, low=0.9, high=1.1, repeats=9, candidate=1.5e-6)
+
+    assert report.cells(Result(row, measured))[4:] == ("≥ 0.9", "≥ 1.2", "in budget")
 
 
 def test_a_budget_of_nothing_forgives_nothing() -> None:
