@@ -68,6 +68,10 @@ class DeliveryCounts:
     """Messages that had to run alone, and ran beside others that did not end in time."""
 
 
+NOTES: Final = 64
+"""Deliveries that a commit records together if it appends messages; fewer wait for the next one."""
+
+
 class Settlement(NamedTuple):
     """Deliveries that end with the next commit, and what it has to write for them."""
 
@@ -443,13 +447,23 @@ class SubscriptionState(ABC):
         """Return what to write with this commit; see `CommitParticipant`."""
         with self.lock:
             self._appended = appended[-1].record.offset if appended else 0
-            notes, settled = self._writing = (self._notes, self._settled)
-            self._notes, self._settled = [], []
+            notes, settled = self._writing = (self._take_notes(appended), self._settled)
+            self._settled = []
             operations: list[Operation] = [Note(delivery) for delivery in notes]
             for settlement in settled:
                 operations += settlement.operations
             operations += self._own_operations(appended, before)
             return operations
+
+    def _take_notes(self, appended: Sequence[Claim]) -> list[DeliveryRecord]:
+        """Return the history to write: some of it at once, or all if nothing is appended.
+
+        Nothing depends on it, and in a commit with one message it would be most of the pages.
+        """
+        if appended and len(self._notes) < NOTES and not self.is_draining:
+            return []
+        notes, self._notes = self._notes, []
+        return notes
 
     def committed(self, kept: bool) -> Callable[[], object] | None:
         """Take note of the end of a commit; see `CommitParticipant`."""

@@ -17,6 +17,7 @@ from msgbus import (
     Refusal,
     SessionEndEvent,
 )
+from msgbus.journal import SqliteJournal
 from msgbus.journal.memory import MemoryJournal
 from msgbus.journal.records import Kind, Record
 from tests.durable_shop import (
@@ -24,12 +25,14 @@ from tests.durable_shop import (
     DownError,
     Place,
     Placed,
+    Seen,
     journal_of,
     outcomes,
     recorded,
     url_of,
 )
 from tests.fakes import logged
+from tests.unit.journal.sqlite.plans import recorded as recorded_by
 
 
 class Odd(Command[None]):
@@ -222,3 +225,24 @@ async def test_a_command_that_is_cancelled_does_not_wait_for_room_in_the_buffer(
         await bus.settled()
 
         assert len(await recorded(bus)) == 1
+
+
+async def test_the_history_of_events_is_written_with_many_of_them_and_is_whole(
+    tmp_path: Path,
+) -> None:
+    statements: list[tuple[str, Any]] = []
+    path, seen = tmp_path / "shop.db", Seen()
+    events = [Placed(number=number) for number in range(50)]
+    async with SqliteJournal(path, _connect=recorded_by(statements)) as journal:
+        bus = MessageBus(journal=journal)
+        bus.subscribe(Placed, seen, durable="stock")
+        async with bus:
+            for event in events:
+                await bus.publish(event)
+            history = [one for one, _ in statements if "INTO msgbus_deliveries" in one]
+
+    assert len(history) < len(events) / 5
+    async with SqliteJournal(path) as again:
+        for event in events:
+            found = await again.deliveries(event.message_id)
+            assert [(one.handler, one.outcome.value) for one in found] == [("Seen", "ok")]
