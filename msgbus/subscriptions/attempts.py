@@ -29,7 +29,7 @@ from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
-    from msgbus.runtime.event_loop import Runtime, Task
+    from msgbus.runtime.event_loop import LoopReply, Runtime, Task
     from msgbus.subscriptions.gate import AloneGate
     from msgbus.subscriptions.in_flight import InFlight
 
@@ -103,9 +103,8 @@ class AttemptRunner(Generic[S]):
         self._runtime: Runtime | None = None
         self._tasks: dict[Task, None] = {}  # in order, so that a simulation can be repeated
         self._workers = 0
-        self._idle = 0
-        """Workers that wait for `_more`."""
-        self._more = anyio.Event()
+        self._idle: list[LoopReply] = []
+        """Workers that wait for a delivery."""
 
     @property
     def name(self) -> str:
@@ -133,9 +132,12 @@ class AttemptRunner(Generic[S]):
         """Let deliveries begin that are ready; called on the event loop."""
         if not self.state.ready or self._is_stopped or self.state.member is None:
             return
-        if self._idle:
-            self._more.set()
-        elif self._workers < self.state.max_in_flight:
+        while self._idle:
+            woken = self._idle.pop()
+            if not woken.done():  # else it was cancelled
+                woken.set_result(None)
+                return  # one is enough: it wakes the next if there is more
+        if self._workers < self.state.max_in_flight:
             assert self._runtime is not None  # noqa: S101 (set by `begin`)
             self._workers += 1
             own: list[Task] = []
@@ -180,13 +182,14 @@ class AttemptRunner(Generic[S]):
         return False
 
     async def _wait_for_more(self) -> None:
-        self._idle += 1
-        if self._more.is_set():
-            self._more = anyio.Event()
+        assert self._runtime is not None  # noqa: S101 (set by `begin`)
+        idle, woken = self._idle, self._runtime.reply()
+        idle.append(woken)
         try:
-            await self._more.wait()
+            await woken
         finally:
-            self._idle -= 1
+            if woken in idle:  # it was cancelled
+                idle.remove(woken)
 
     @property
     def _wants_more(self) -> bool:

@@ -91,7 +91,7 @@ class SubscriptionLoop(AttemptRunner[S], ABC):
         self.state.on_written = self._written
         self.state.begin(member)
         self.figures = Figures()
-        self._idle = self._workers = 0
+        self._idle, self._workers = [], 0
         self._is_looking, self._stuck_since = False, None
         self._news = anyio.Event()
         self._news.set()
@@ -217,7 +217,7 @@ class SubscriptionLoop(AttemptRunner[S], ABC):
         state = self.state
         if state.member is None or state.is_draining or self._is_stopped or self._gate.is_closed:
             return False
-        if self._is_looking or self._news.is_set() or self._workers > self._idle:
+        if self._is_looking or self._news.is_set() or self._workers > len(self._idle):
             return False
         return bool(state.ready) or self._wants_more
 
