@@ -111,10 +111,11 @@ class Batch:
             require_event(event)
             self._observers.publishing(event)
             self._observed[id(event)] = event
-        refused = await self._publisher.ask_filters(event, self._plan(event))
-        if refused is not None:
-            self._told(event, refused)
-            return
+        if self._publisher.filters:
+            refused = await self._publisher.ask_filters(event, self._plan(event))
+            if refused is not None:
+                self._told(event, refused)
+                return
         while len(self._read) >= self._size:
             self._room = anyio.Event()
             await self._room.wait()
