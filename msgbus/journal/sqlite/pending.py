@@ -108,6 +108,8 @@ class PendingRows:
 
     def add(self, new: Iterable[Pending]) -> None:
         """Insert rows; SQLite refuses those that are there."""
+        new = list(new)
+        self._take_note_of_done(new)
         values = [new_row(row, self._codec) for row in new]
         plain = [one for one in values if len(one) == _PLAIN]
         _PLAIN_ROWS.run(self._connection, plain)
@@ -182,7 +184,13 @@ class PendingRows:
             )
         self._delete_letters([row for row in changed if row.state in _FINISHED])
 
+    def _take_note_of_done(self, written: Sequence[Pending]) -> None:
+        for row in written:
+            if row.state is State.DONE:
+                self._transaction.without_done.discard((row.subscription, row.partition))
+
     def _update(self, changed: Sequence[Pending]) -> None:
+        self._take_note_of_done(changed)
         acting = self.acting
         values = [
             (*pending_row(row, self._codec)[2:], *row[:2], row.version - 1, acting)

@@ -72,6 +72,10 @@ WHERE subscription = ? AND partition = ? AND state = 'done' AND offset <= ?
 _LAST: Final = (Note, Reply)
 """Operations that are applied after all others, in this order."""
 
+_HAS_DONE: Final = """
+SELECT 1 FROM msgbus_pending INDEXED BY msgbus_pending_done
+WHERE subscription = ? AND partition = ? AND state = 'done' LIMIT 1
+"""
 _MOST_KNOWN: Final = 10_000
 """Entries of the table of blocks that are remembered; more begin anew."""
 
@@ -241,7 +245,11 @@ class Store:
 
     def forget_done(self, cursor: Cursor) -> None:
         """Delete rows of acknowledged messages that the cursor has passed."""
-        self._connection.execute(_FORGET_DONE, (cursor.name, cursor.partition, cursor.acked))
+        place, known = (cursor.name, cursor.partition), self.transaction.without_done
+        if place not in known:
+            self._connection.execute(_FORGET_DONE, (*place, cursor.acked))
+            if self._connection.execute(_HAS_DONE, place).fetchone() is None:
+                known.add(place)
 
     def set_cursors(self, cursors: Iterable[Cursor]) -> None:
         """Write cursors as they are, whatever is stored."""

@@ -45,6 +45,8 @@ class WriteTransaction:
         """Members that are there."""
         self.known_blocks: set[Row] = set()
         """Entries that the table of blocks has."""
+        self.without_done: set[tuple[str, int]] = set()
+        """Partitions that have no `DONE` rows, with their subscription."""
         self.appended: list[Claim] = []
         """What it has appended, if `is_feeding`."""
         self.is_feeding = False
@@ -63,11 +65,15 @@ class WriteTransaction:
         self._look_for_others()
         if not self._is_known:
             self.head = self.reader.head()
-            self.known_members.clear()
-            self.known_blocks.clear()
+            self._forget()
         self._is_known = False  # until it is committed
         self.appended = []
         self.is_feeding = is_feeding
+
+    def _forget(self) -> None:
+        self.known_members.clear()
+        self.known_blocks.clear()
+        self.without_done.clear()
 
     def commit(self) -> None:
         """End it; when this returns, the disk has it, in the file of this path.
@@ -123,8 +129,7 @@ class WriteTransaction:
         except BaseException:
             self.head = head
             del self.appended[length:]
-            self.known_members.clear()
-            self.known_blocks.clear()
+            self._forget()
             # After some errors, such as a full disk, there is no transaction left at all.
             if self.connection.in_transaction:
                 self.connection.execute("ROLLBACK TO part")

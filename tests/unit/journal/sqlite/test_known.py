@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from msgbus.errors import ForbiddenStatementError, MemberEndedError, StaleError
-from msgbus.journal.operations import Append, Drop, Note
-from msgbus.journal.records import DeliveryRecord, Outcome
+from msgbus.journal.operations import Append, Drop, Note, Pass, Put
+from msgbus.journal.records import DeliveryRecord, Outcome, Selection, State
 from msgbus.journal.reports import Retention
 from msgbus.journal.sqlite.journal import SqliteJournal
 from msgbus.testing.conformance.journal.kit import TIME, append, fill, join, make_record, make_row
@@ -98,3 +98,39 @@ async def test_a_member_that_another_process_has_ended_is_refused(
         assert await other.end(member)
         with pytest.raises(MemberEndedError):
             await one.commit([Note(note)], member)
+
+
+@pytest.mark.parametrize("done_by", [0, 1])
+async def test_a_done_row_goes_when_the_cursor_passes_it_whoever_wrote_it(
+    tmp_path: Path, done_by: int
+) -> None:
+    async with pair(tmp_path) as both:
+        one, selection = both[0], Selection()
+        await fill(one, 3)
+        member = await join(one)
+        await one.open("one", selection, 0)
+        cursor = await one.acquire(member, "one", 0, selection)
+        assert cursor is not None
+        first = Pass(cursor, 1, 3)
+        await one.commit([first], member)  # now it knows that there are none
+        await both[done_by].commit([Put(make_row("one", 2, state=State.DONE))])
+        await one.commit([Pass(first.after, 3, 3)], member)
+        assert await one.row("one", 2) is None
+
+
+async def test_a_done_row_goes_when_the_commit_that_deleted_it_before_has_failed(
+    tmp_path: Path,
+) -> None:
+    async with pair(tmp_path) as both:
+        one, selection = both[0], Selection()
+        await fill(one, 3)
+        member = await join(one)
+        await one.open("one", selection, 0)
+        cursor = await one.acquire(member, "one", 0, selection)
+        assert cursor is not None
+        await one.commit([Pass(cursor, 0, 3), Put(make_row("one", 1, state=State.DONE))], member)
+        moved = Pass(cursor, 1, 3)
+        with pytest.raises(StaleError):
+            await one.commit([moved, Drop(make_row("one", 99))], member)
+        await one.commit([moved], member)
+        assert await one.row("one", 1) is None
