@@ -12,7 +12,7 @@ from math import inf
 from typing import Any, Final, NamedTuple, ParamSpec, TypeVar, final
 
 from msgbus.errors import JournalError, JournalFullError, MemberEndedError, StaleError
-from msgbus.journal.operations import Append, Operation
+from msgbus.journal.operations import Append, Operation, Pass
 from msgbus.journal.ports import CommitParticipant
 from msgbus.journal.records import Member
 from msgbus.journal.sqlite.claims import JournalSteps, Renewals
@@ -274,7 +274,11 @@ class GroupWriter:
             group.riding.append((participant, False))
             try:
                 operations = participant.operations(transaction.appended, before)
-                if operations:
+                if len(operations) == 1 and type(operations[0]) is Pass:
+                    # The commonest of all needs no savepoint: refused, it has changed nothing.
+                    self._steps.store.apply(operations, member)
+                    group.has_changes = True
+                elif operations:
                     transaction.attempt(self._steps.store.apply, operations, member)
                     group.has_changes = True
             except Exception as error:
