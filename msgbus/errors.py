@@ -562,10 +562,16 @@ class DuplicateCommandError(TicketError):
 
 
 class StoredMessageError(MsgBusError):
-    """A message cannot be encoded or decoded; what is stored stays as it is."""
+    """A message cannot be encoded or decoded; what is stored stays as it is.
 
-    def __init__(self, message: str, *, message_id: str | None = None) -> None:
+    `field` is the path of the field that is refused, as `order.lines[2].price`, if it is known.
+    """
+
+    def __init__(
+        self, message: str, *, message_id: str | None = None, field: str | None = None
+    ) -> None:
         self.message_id = message_id
+        self.field = field
         super().__init__(message)
 
 

@@ -7,9 +7,10 @@ from types import MappingProxyType
 from typing import Any, Protocol, cast, final
 
 from pydantic import JsonValue, ValidationError
-from pydantic_core import PydanticSerializationError, from_json, to_json
+from pydantic_core import from_json, to_json
 
 from msgbus.errors import ConfigurationError, StoredMessageError
+from msgbus.journal.payloads import PayloadWriter, writer_of
 from msgbus.journal.records import Kind, Record
 from msgbus.messages.message import Command, Message, classes_defined, metadata_of, set_meta
 from msgbus.messages.metadata import NO_HEADERS, Metadata
@@ -54,6 +55,7 @@ class MessageCodec:
     def __init__(self, types: Iterable[type[Message]] = ()) -> None:
         self._types: dict[str, type[Message]] = {}
         self._seen: dict[str, type[Message]] = {}
+        self._writers: dict[type[Message], PayloadWriter] = {}
         for message_type in types:
             self.register(message_type)
 
@@ -103,24 +105,23 @@ class MessageCodec:
         Its class becomes known by the way.
 
         Raises:
-            StoredMessageError: Its fields cannot be written as JSON.
+            StoredMessageError: It is no JSON, or would not be read back as it is.
             ConfigurationError: Another class has its wire name.
         """
         message_type = type(message)
         if message_type is RawMessage:
             return _raw_record(cast("RawMessage", message), time)
         wire = message_type.__wire__
-        if self._types.get(wire.name) is not message_type:
+        writer = self._writers.get(message_type)
+        if writer is None:
             self.register(message_type)
+            writer = self._writers[message_type] = writer_of(message_type)
         meta = metadata_of(message)
         message_id, correlation_id, root_id = meta.ids()
         try:
-            # round_trip: without computed fields, which the class would refuse on reading.
-            payload = message.__pydantic_serializer__.to_json(
-                message, round_trip=True, by_alias=False
-            )
-        except PydanticSerializationError as error:
-            raise _not_writable(message_type, message_id, error) from error
+            payload = writer.write(message)
+        except StoredMessageError as error:
+            raise _refused(message_type, message_id, error) from error.__cause__
         return Record(
             message_id,
             wire.name,
@@ -313,12 +314,8 @@ def stored_metadata(record: Record) -> Metadata:
     )
 
 
-def _not_writable(
-    message_type: type[Message], message_id: str, error: Exception
+def _refused(
+    message_type: type[Message], message_id: str, error: StoredMessageError
 ) -> StoredMessageError:
-    message = (
-        f"{message_type.__name__} {message_id} cannot be written as JSON: "
-        f"{redact_exception(error)}. For bytes that are no text, set ser_json_bytes and "
-        f"val_json_bytes to 'base64' in its model_config."
-    )
-    return StoredMessageError(message, message_id=message_id)
+    message = f"{message_type.__name__} {message_id} is not stored: {error}"
+    return StoredMessageError(message, message_id=message_id, field=error.field)
