@@ -64,9 +64,13 @@ class Examination:
         """Return what this value needs, which was written as `payload` without a warning."""
         if self.care is Care.COMPARE or not self._is_usual(value):
             return Care.COMPARE
-        if len(payload) > LONGEST and self._has_numbers and _may_have_long_number(payload):
+        if self.care is Care.READ:
             return Care.READ
-        return self.care
+        # None is written without a warning, also where it is not allowed.
+        is_suspect = b"null" in payload or (
+            len(payload) > LONGEST and self._has_numbers and _may_have_long_number(payload)
+        )
+        return Care.READ if is_suspect else Care.NONE
 
     def _is_usual(self, value: Any) -> bool:
         if self._fields:
@@ -176,9 +180,9 @@ _LIMITS: Final[Mapping[str, frozenset[str]]] = {
 }
 """Options by which a value is refused, and not changed: it may have passed by unvalidated."""
 
-_READ: Final = frozenset({"decimal", "literal", "model"})
+_READ: Final = frozenset({"decimal", "literal"})
 """Kinds whose values may be written without a warning and then be refused, if never validated:
-no number, none of the literals, a required field missing."""
+what is no number, or none of the literals."""
 
 _CONFIG: Final = frozenset({
     "title", "frozen", "hide_input_in_errors", "validate_by_alias", "validate_by_name",
@@ -313,6 +317,7 @@ class _Examiner:
             self._refer(node["schema_ref"], depth)
         elif kind == "model":
             self._bases.add(node["cls"])
+            self._need(Care.READ)  # a required field may be missing, if never validated
             inner = self._model_config(node)
             for field in self._fields(node).values():
                 self._walk(field, inner, depth + 1)

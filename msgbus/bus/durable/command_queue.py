@@ -97,7 +97,7 @@ class CommandQueue:
         hub.state.require_open("enqueue a command on", outer)
         owned_deliveries(outer)
         fix_in_frame(command, outer, headers=headers)
-        hub.tickets.replies.adapter(type(command))  # raises now, not when it is done
+        hub.tickets.replies.writer(type(command))  # raises now, not when it is done
         handler = hub.state.registry.command_handler(type(command), None)
         if handler is not None:
             self._served.require_storable_retry(handler)

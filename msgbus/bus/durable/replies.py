@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.errors import PydanticUserError
-from pydantic_core import PydanticSerializationError, ValidationError, from_json
+from pydantic_core import ValidationError, from_json
 
 from msgbus.errors import ConfigurationError, StoredMessageError
+from msgbus.journal.examination import examine
+from msgbus.journal.payloads import PayloadWriter
 from msgbus.messages.message import Command
 from msgbus.telemetry.redaction import redact_exception
 
@@ -26,34 +28,36 @@ class Replies:
     """How the reply of each command class is written and read; found out once."""
 
     def __init__(self) -> None:
-        self._adapters: dict[type[Message], TypeAdapter[Any]] = {}
+        self._writers: dict[type[Message], PayloadWriter] = {}
 
-    def adapter(self, command_type: type[Message]) -> TypeAdapter[Any]:
+    def writer(self, command_type: type[Message]) -> PayloadWriter:
         """What writes and reads replies of this class.
 
         Raises:
             ConfigurationError: Its type of reply has no JSON.
         """
-        adapter = self._adapters.get(command_type)
-        if adapter is None:
-            adapter = self._adapters[command_type] = _adapter(command_type)
-        return adapter
+        writer = self._writers.get(command_type)
+        if writer is None:
+            adapter = _adapter(command_type)
+            examination = examine(adapter.core_schema, cast("dict[str, Any]", _CONFIG))
+            writer = PayloadWriter(adapter.serializer, adapter.validator, examination)
+            self._writers[command_type] = writer
+        return writer
 
     def dump(self, command_type: type[Message], value: object) -> bytes:
         """The reply as JSON.
 
         Raises:
-            StoredMessageError: It is not what the class promises.
+            StoredMessageError: It is not what the class promises, or would not come back.
         """
-        adapter = self.adapter(command_type)
         try:
-            return adapter.dump_json(value, round_trip=True, warnings="error")
-        except (PydanticSerializationError, ValueError) as error:
+            return self.writer(command_type).write(value)
+        except StoredMessageError as error:
             message = (
-                f"{command_type.__name__} was handled, but its reply cannot be kept: "
-                f"{redact_exception(error)}. Return what Command[...] says it replies."
+                f"{command_type.__name__} was handled, but its reply cannot be kept: {error} "
+                f"Return what Command[...] says it replies."
             )
-            raise StoredMessageError(message) from error
+            raise StoredMessageError(message, field=error.field) from error.__cause__
 
     def load(self, command_type: type[Message] | None, reply: bytes | None) -> Any:
         """The reply; as plain data if this process does not have the class.
@@ -66,7 +70,7 @@ class Replies:
         if command_type is None:
             return from_json(reply)
         try:
-            return self.adapter(command_type).validate_json(reply)
+            return self.writer(command_type).read(reply)
         except ValidationError as error:
             message = (
                 f"The reply of {command_type.__name__} is not what the class promises now: "

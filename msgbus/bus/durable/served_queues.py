@@ -296,7 +296,7 @@ class ServedQueues:
         if registration is None:
             self.update_soon()
             raise NotAttemptedError
-        replies.adapter(type(command))
+        replies.writer(type(command))
         value = await self._perform(command, one, registration)
         try:
             body = replies.dump(type(command), value)
