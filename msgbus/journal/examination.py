@@ -184,6 +184,14 @@ _READ: Final = frozenset({"decimal", "literal"})
 """Kinds whose values may be written without a warning and then be refused, if never validated:
 what is no number, or none of the literals."""
 
+_USUAL: Final[Mapping[str, Sequence[object]]] = {
+    "strict": (False,),
+    "on_error": ("raise",),
+    "mode": ("smart",),
+    "extra_behavior": ("ignore", "forbid"),
+}
+"""Values of options that change nothing."""
+
 _CONFIG: Final = frozenset({
     "title", "frozen", "hide_input_in_errors", "validate_by_alias", "validate_by_name",
     "serialize_by_alias", "populate_by_name", "loc_by_alias", "from_attributes",
@@ -299,11 +307,11 @@ class _Examiner:
         if plain is None:
             raise _UnsafeError
         for key, value in node.items():
-            if key in _ALWAYS or key in plain:
+            if key in _ALWAYS or key in plain or value is None or value in _USUAL.get(key, ()):
                 continue
             if key in _LIMITS.get(kind, ()):
                 self._need(Care.READ)
-            elif value is not None and value is not False and not _is_usual(key, value):
+            elif value is not False:
                 raise _UnsafeError
         if kind in _READ:
             self._need(Care.READ)
@@ -399,16 +407,6 @@ def _children(node: Node) -> Iterator[Node]:
             "list[Any]", [node[name]] if isinstance(node[name], dict) else node[name]
         ):
             yield child[0] if isinstance(child, tuple) else child
-
-
-def _is_usual(key: str, value: object) -> bool:
-    """Tell whether this is what pydantic does without the option."""
-    return (key, value) in {
-        ("on_error", "raise"),
-        ("mode", "smart"),
-        ("extra_behavior", "ignore"),
-        ("extra_behavior", "forbid"),
-    }
 
 
 def _infinity(config: Config | None) -> str:

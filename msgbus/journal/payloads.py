@@ -84,7 +84,7 @@ class PayloadWriter:
             raise StoredMessageError(_explain(found), field=found.field or None)
 
     def _unreadable(self, value: Any, error: Exception) -> StoredMessageError:
-        field, cure = None, " Send what its class takes: model_construct and model_copy do not ask."
+        field, cure = None, _UNVALIDATED
         if isinstance(error, ValidationError):
             fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
             field = _path(fault["loc"]) or None
@@ -109,6 +109,11 @@ class PayloadWriter:
                 return name
         return None
 
+
+_UNVALIDATED: Final = (
+    " Send what its class takes: model_construct, model_copy(update=...) and changes in place are "
+    "not validated."
+)
 
 _lock: Final = Lock()
 _writers: Final = WeakKeyDictionary[type[Message], PayloadWriter]()

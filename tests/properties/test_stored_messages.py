@@ -81,6 +81,9 @@ class Noted(BaseModel):
     text: str
     _note: str = PrivateAttr("")
 
+    def note(self, text: str) -> None:
+        self._note = text
+
 
 @dataclass
 class Place:
@@ -100,7 +103,7 @@ class Options(TypedDict, total=False):
 
 def noted(text: str) -> Noted:
     made = Noted(text=text)
-    made._note = text
+    made.note(text)
     return made
 
 
@@ -316,8 +319,10 @@ def test_what_is_stored_is_read_back_equal(evidence: Evidence) -> None:
 def test_without_the_examination_messages_are_lost(
     evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trusting = Examination(Care.NONE)
-    monkeypatch.setattr(payloads, "examine_message", lambda _: trusting)
+    def trust(_: object) -> Examination:
+        return Examination(Care.NONE)
+
+    monkeypatch.setattr(payloads, "examine_message", trust)
 
     counts = search()
 
@@ -329,7 +334,7 @@ def test_without_the_examination_messages_are_lost(
 @settings(max_examples=STORED_CLASSES)
 def test_what_its_types_allow_is_stored(kind: Kind, data: st.DataObject) -> None:
     value = data.draw(kind.values)
-    event = event_class(kind.annotation)(value=value)
+    event = event_class(kind.annotation).model_validate({"value": value})
     try:
         record = MessageCodec().encode(event, time=0.0)
     except StoredMessageError:
