@@ -13,7 +13,7 @@ from msgbus.errors import ConfigurationError, StoredMessageError
 from msgbus.journal.payloads import PayloadWriter, writer_of
 from msgbus.journal.records import Kind, Record
 from msgbus.messages.message import Command, Message, classes_defined, metadata_of, set_meta
-from msgbus.messages.metadata import NO_HEADERS, Metadata
+from msgbus.messages.metadata import NO_HEADERS, Metadata, UnvalidatedMetadata
 from msgbus.messages.upcasting import missing_upcasters, upcast
 from msgbus.telemetry.redaction import redact_exception
 
@@ -119,7 +119,7 @@ class MessageCodec:
         meta = metadata_of(message)
         message_id, correlation_id, root_id = meta.ids()
         try:
-            payload = writer.write(message)
+            payload = writer.write(message, is_valid=type(meta) is not UnvalidatedMetadata)
         except StoredMessageError as error:
             raise _refused(message_type, message_id, error) from error.__cause__
         return Record(

@@ -7,9 +7,10 @@ counts as safe: a kind of field, an option or a setting that is not known is com
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from enum import Flag, IntEnum
 from typing import Any, Final, TypeAlias, cast, final
+
+from pydantic_core import SchemaValidator
 
 Node: TypeAlias = Mapping[str, Any]
 Config: TypeAlias = Mapping[str, Any]
@@ -40,7 +41,7 @@ class Care(IntEnum):
 class Examination:
     """What one type needs."""
 
-    __slots__ = ("_bases", "_datetimes", "_fields", "_has_numbers", "care")
+    __slots__ = ("_bases", "_datetimes", "_fields", "_has_numbers", "care", "is_fixed")
 
     def __init__(
         self,
@@ -50,9 +51,12 @@ class Examination:
         bases: Sequence[type] = (),
         *,
         has_numbers: bool = False,
+        is_fixed: bool = False,
     ) -> None:
         self.care = care
-        """What every value needs; a single one may need more."""
+        """What every value needs that was not validated, or may have changed since."""
+        self.is_fixed = is_fixed
+        """Whether a value cannot change once it was validated."""
         self._fields = fields
         self._datetimes = tuple(datetimes)
         """Fields with a moment: only its minutes from UTC are written."""
@@ -60,38 +64,43 @@ class Examination:
         """Classes of values in it; of a value of a subclass, only their fields are written."""
         self._has_numbers = has_numbers
 
+    def of_trusted(self, value: Any, payload: bytes) -> Care:
+        """Return what a validated value needs that cannot have changed."""
+        if self._datetimes and self._has_seconds(value.__dict__):
+            return Care.COMPARE
+        if len(payload) > LONGEST and self._has_numbers and _may_have_long_number(payload):
+            return Care.READ
+        return Care.NONE
+
     def of_payload(self, value: Any, payload: bytes) -> Care:
-        """Return what this value needs, which was written as `payload` without a warning."""
+        """Return what any other value needs, which was written without a warning."""
         if self.care is Care.COMPARE or not self._is_usual(value):
             return Care.COMPARE
-        if self.care is Care.READ:
-            return Care.READ
         # None is written without a warning, also where it is not allowed.
-        is_suspect = b"null" in payload or (
-            len(payload) > LONGEST and self._has_numbers and _may_have_long_number(payload)
-        )
-        return Care.READ if is_suspect else Care.NONE
+        if self.care is Care.READ or b"null" in payload:
+            return Care.READ
+        return self.of_trusted(value, payload)
 
     def _is_usual(self, value: Any) -> bool:
         if self._fields:
             fields = value.__dict__
-            if len(fields) != self._fields:  # one is missing, as in a message never validated
+            if len(fields) != self._fields:  # one is missing
                 return False
-            if self._datetimes and any(
-                has_seconds_from_utc(fields[name]) for name in self._datetimes
-            ):
+            if self._datetimes and self._has_seconds(fields):
                 return False
         return not (self._bases and any(base.__subclasses__() for base in self._bases))
+
+    def _has_seconds(self, fields: Mapping[str, Any]) -> bool:
+        for name in self._datetimes:
+            moment = fields[name]
+            offset = None if moment is None else moment.utcoffset()
+            if offset and (offset.seconds % 60 or offset.microseconds):
+                return True
+        return False
 
 
 COMPARED: Final = Examination()
 """Of a type that is not safe."""
-
-
-def has_seconds_from_utc(moment: datetime | None) -> bool:
-    """Tell whether the offset of a moment is not one of whole minutes."""
-    offset = None if moment is None else moment.utcoffset()
-    return offset is not None and bool(offset.seconds % 60 or offset.microseconds)
 
 
 def _may_have_long_number(payload: bytes) -> bool:
@@ -192,6 +201,9 @@ _USUAL: Final[Mapping[str, Sequence[object]]] = {
 }
 """Values of options that change nothing."""
 
+_CHANGING: Final = frozenset({"list", "set", "dict"})
+"""Kinds whose values can change once validated."""
+
 _CONFIG: Final = frozenset({
     "title", "frozen", "hide_input_in_errors", "validate_by_alias", "validate_by_name",
     "serialize_by_alias", "populate_by_name", "loc_by_alias", "from_attributes",
@@ -235,6 +247,7 @@ class _Examiner:
         self._datetimes: list[str] = []
         self._bases: set[type] = set()
         self._has_numbers = False
+        self._is_fixed = True
         self._definitions: dict[str, Node] = {}
         self._met: set[str] = set()
 
@@ -245,6 +258,7 @@ class _Examiner:
             raise _UnsafeError
         config = self._model_config(model)
         fields = self._fields(model)
+        self._is_fixed = bool(model["cls"].model_config.get("frozen"))
         for name, field in fields.items():
             inner = field
             while inner["type"] in ("model-field", "default", "nullable"):
@@ -275,7 +289,12 @@ class _Examiner:
 
     def _result(self, fields: int) -> Examination:
         return Examination(
-            self._care, fields, self._datetimes, tuple(self._bases), has_numbers=self._has_numbers
+            self._care,
+            fields,
+            self._datetimes,
+            tuple(self._bases),
+            has_numbers=self._has_numbers,
+            is_fixed=self._is_fixed,
         )
 
     def _fields(self, model: Node) -> Mapping[str, Node]:
@@ -315,6 +334,8 @@ class _Examiner:
                 raise _UnsafeError
         if kind in _READ:
             self._need(Care.READ)
+        if kind in _CHANGING or (kind == "default" and not _is_valid(node)):
+            self._is_fixed = False
 
     def _walk(self, node: Node, config: Config | None, depth: int) -> None:
         if depth > DEEPEST:
@@ -325,7 +346,8 @@ class _Examiner:
             self._refer(node["schema_ref"], depth)
         elif kind == "model":
             self._bases.add(node["cls"])
-            self._need(Care.READ)  # a required field may be missing, if never validated
+            self._is_fixed = False  # it is taken as it is, and may never have been validated
+            self._need(Care.READ)
             inner = self._model_config(node)
             for field in self._fields(node).values():
                 self._walk(field, inner, depth + 1)
@@ -407,6 +429,19 @@ def _children(node: Node) -> Iterator[Node]:
             "list[Any]", [node[name]] if isinstance(node[name], dict) else node[name]
         ):
             yield child[0] if isinstance(child, tuple) else child
+
+
+def _is_valid(default: Node) -> bool:
+    """Tell whether a default, which is not validated, would be taken as a value as it is."""
+    if default.get("validate_default"):
+        return True
+    if "default" not in default:
+        return False  # made by a function
+    value = default["default"]
+    try:
+        return bool(SchemaValidator(default["schema"]).validate_python(value) == value)
+    except Exception:  # the border to user code, and definitions that are not here
+        return False
 
 
 def _infinity(config: Config | None) -> str:

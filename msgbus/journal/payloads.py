@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class PayloadWriter:
     """Writes values of one type as JSON, and reads them."""
 
-    __slots__ = ("_of_payload", "_to_json", "_validator", "examination")
+    __slots__ = ("_is_compared", "_is_fixed", "_to_json", "_validator", "examination")
 
     def __init__(
         self,
@@ -34,22 +34,34 @@ class PayloadWriter:
         examination: Examination,
     ) -> None:
         self.examination = examination
-        self._of_payload = examination.of_payload
+        self._is_fixed = examination.is_fixed
+        self._is_compared = examination.care is Care.COMPARE
         self._to_json = serializer.to_json
         self._validator = validator
 
-    def write(self, value: Any) -> bytes:
+    def write(self, value: Any, *, is_valid: bool = False) -> bytes:
         """Return the value as JSON, by field name.
+
+        Args:
+            value: What to write.
+            is_valid: Its type has made it, and so has checked all that cannot change since.
 
         Raises:
             StoredMessageError: It is no JSON, or would not be read back as it is.
         """
+        if self._is_compared:
+            return self._write_and_compare(value)
+        is_trusted = is_valid and self._is_fixed
         try:
             # round_trip: without computed fields, which the class would refuse on reading.
-            payload = self._to_json(value, round_trip=True, by_alias=False, warnings="error")
+            if is_trusted:
+                payload = self._to_json(value, round_trip=True, by_alias=False, warnings=False)
+                care = self.examination.of_trusted(value, payload)
+            else:
+                payload = self._to_json(value, round_trip=True, by_alias=False, warnings="error")
+                care = self.examination.of_payload(value, payload)
         except ValueError:
-            return self._write_unexpected(value)
-        care = self._of_payload(value, payload)
+            return self._write_and_compare(value)  # it may be equal to what is read
         if care:
             self._check(value, payload, care)
         return payload
@@ -63,8 +75,7 @@ class PayloadWriter:
         # By field name, as it was written, whatever aliases the class has.
         return self._validator.validate_json(payload, by_alias=False, by_name=True)
 
-    def _write_unexpected(self, value: Any) -> bytes:
-        """Write what pydantic has warned of: not of the annotated type, perhaps equal to it."""
+    def _write_and_compare(self, value: Any) -> bytes:
         try:
             payload = self._to_json(value, round_trip=True, by_alias=False, warnings=False)
         except ValueError as error:

@@ -20,7 +20,7 @@ from msgbus.errors import (
     SessionMismatchError,
     WrongMessageTypeError,
 )
-from msgbus.messages.metadata import ROOT, Metadata, Root
+from msgbus.messages.metadata import ROOT, Metadata, Root, UnvalidatedMetadata
 from msgbus.messages.topics.pattern import check_topic
 
 R = TypeVar("R", default=None)
@@ -327,19 +327,13 @@ def topic_of(message: Message) -> str:
 
 def metadata_of(message: Message) -> Metadata:
     """Return the metadata of a message; made at the first call."""
-    try:
-        meta = message.__meta__
-    except AttributeError:  # see `peek`
-        meta = None
+    meta = peek(message)
     return _materialise(message) if meta is None or meta is ROOT else cast("Metadata", meta)
 
 
 def _materialise(message: Message) -> Metadata:
     with _making:
-        try:
-            meta = message.__meta__
-        except AttributeError:
-            meta = None
+        meta = message.__meta__
         if meta is None or meta is ROOT:
             meta = Metadata(fixed=meta is not None)
             set_meta(message, meta)
@@ -347,12 +341,19 @@ def _materialise(message: Message) -> Metadata:
 
 
 def peek(message: Message) -> Metadata | Root | None:
-    """Return the metadata of a message so far, without making any."""
+    """Return the metadata of a message so far, without making any that tells nothing."""
     try:
         return message.__meta__
     except AttributeError:
         # Built by model_validate, model_construct or a copy, which do not call __init__.
-        return None
+        return _of_unvalidated(message)
+
+
+def _of_unvalidated(message: Message) -> Metadata | Root | None:
+    with _making:
+        if not hasattr(message, "__meta__"):
+            set_meta(message, UnvalidatedMetadata())
+        return message.__meta__
 
 
 def fix(  # noqa: C901 (one decision table)

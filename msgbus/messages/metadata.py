@@ -171,6 +171,16 @@ class Metadata:
 
 
 @final
+class UnvalidatedMetadata(Metadata):
+    """Metadata of a message that its class has not made: of a copy, or from `model_construct`.
+
+    Its fields may hold anything, so a journal looks closer before it stores them.
+    """
+
+    __slots__ = ()
+
+
+@final
 class StoredMetadata(Metadata):
     """Metadata of a stored message, loaded by `load(index)` at the first read.
 

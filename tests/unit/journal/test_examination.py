@@ -38,7 +38,9 @@ from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypedDict
 
 from msgbus import Command, Event
-from msgbus.journal.examination import LONGEST, Care, Examination
+from msgbus.errors import StoredMessageError
+from msgbus.journal import MessageCodec
+from msgbus.journal.examination import LONGEST, Care
 from msgbus.journal.payloads import writer_of
 
 T = TypeVar("T")
@@ -285,6 +287,53 @@ def test_a_class_that_pydantic_has_not_built_is_compared_until_it_is() -> None:
     assert writer_of(Later).write(event) == b'{"number":1}'
 
 
+# -- what cannot change once it was validated --------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "is_fixed"),
+    [
+        (int, ..., True),
+        (tuple[str, ...], (), True),
+        (frozenset[Colour] | None, None, True),
+        (Annotated[int, Field(gt=0)], ..., True),
+        (Decimal, Decimal(1), True),
+        (Decimal, 0, True),
+        (datetime | None, None, True),
+        (list[int], ..., False),
+        (set[int], ..., False),
+        (dict[str, int], ..., False),
+        (tuple[list[int], ...], ..., False),
+        (Line, ..., False),
+        (int, "5", False),
+        (int, None, False),
+        (tuple[int, ...], [], False),
+        (int, Field(default_factory=int), False),
+        (int, Field(default="5", validate_default=True), True),
+        (Any, ..., False),
+    ],
+)
+def test_a_message_is_trusted_if_it_was_validated_and_cannot_change(
+    annotation: Any, default: Any, is_fixed: bool
+) -> None:
+    event = create_model("Examined", __base__=Event, value=(annotation, default))
+
+    assert writer_of(event).examination.is_fixed is is_fixed
+
+
+def test_a_message_of_a_class_that_is_not_frozen_is_not_trusted() -> None:
+    class Loose(Event):
+        model_config = ConfigDict(frozen=False)
+        number: int
+
+    event = Loose(number=1)
+    event.number = cast("Any", "2")
+
+    assert not writer_of(Loose).examination.is_fixed
+    with pytest.raises(StoredMessageError, match="number would not come back"):
+        MessageCodec().encode(event, time=0.0)
+
+
 # -- one message of a safe class -------------------------------------------------------------
 
 
@@ -294,10 +343,14 @@ class Measured(Event):
     text: str = ""
 
 
-def care_for(event: Measured) -> Care:
-    writer = writer_of(Measured)
+def cares_for(event: Measured) -> tuple[Care, Care]:
+    """What it needs if it was validated, and if that is not known."""
     payload = event.__pydantic_serializer__.to_json(event, round_trip=True)
-    return writer.examination.of_payload(event, payload)
+    examination = writer_of(Measured).examination
+    return examination.of_trusted(event, payload), examination.of_payload(event, payload)
+
+
+NOON = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -306,30 +359,26 @@ def care_for(event: Measured) -> Care:
 def test_a_moment_is_compared_if_its_zone_has_seconds(seconds: int, care: Care) -> None:
     at = datetime(2026, 1, 1, tzinfo=timezone(timedelta(seconds=seconds)))
 
-    assert care_for(Measured(number=1, at=at)) is care
+    assert cares_for(Measured(number=1, at=at)) == (care, care)
 
 
-def test_a_message_with_none_is_read_back_as_none_may_be_where_it_must_not() -> None:
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-
-    assert care_for(Measured(number=1, at=at)) is Care.NONE
-    assert care_for(Measured(number=1)) is Care.READ
+def test_a_message_with_none_is_read_back_unless_it_was_validated() -> None:
+    assert cares_for(Measured(number=1, at=NOON)) == (Care.NONE, Care.NONE)
+    assert cares_for(Measured(number=1)) == (Care.NONE, Care.READ)
 
 
 def test_a_message_without_one_of_its_fields_is_compared() -> None:
-    assert care_for(Measured.model_construct(text="a")) is Care.COMPARE
+    writer = writer_of(Measured)
+
+    assert writer.examination.of_payload(Measured.model_construct(text="a"), b"") is Care.COMPARE
 
 
-@pytest.mark.parametrize(("text", "care"), [("x" * 100_000, Care.NONE), ("7 " * 50_000, Care.NONE)])
-def test_a_long_message_pays_nothing_unless_it_may_have_a_long_number(
-    text: str, care: Care
-) -> None:
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-
-    assert care_for(Measured(number=1, at=at, text=text)) is care
+@pytest.mark.parametrize("text", ["x" * 100_000, "7 " * 50_000])
+def test_a_long_message_pays_nothing_unless_it_may_have_a_long_number(text: str) -> None:
+    assert cares_for(Measured(number=1, at=NOON, text=text)) == (Care.NONE, Care.NONE)
     for shift in range(0, LONGEST, 97):
         number = "x" * shift + "1" * LONGEST
-        assert care_for(Measured(number=1, at=at, text=number)) is Care.READ
+        assert cares_for(Measured(number=1, at=NOON, text=number)) == (Care.READ, Care.READ)
 
 
 def test_a_class_counts_as_a_base_as_soon_as_it_is_one() -> None:
@@ -339,7 +388,7 @@ def test_a_class_counts_as_a_base_as_soon_as_it_is_one() -> None:
     class Ordered(Event):
         part: Part
 
-    examination: Examination = writer_of(Ordered).examination
+    examination = writer_of(Ordered).examination
     before = examination.of_payload(Ordered(part=Part()), b"")
 
     class Spare(Part):
