@@ -23,6 +23,9 @@ LONGEST: Final = 4_000
 
 _BLOCK: Final = LONGEST // 2
 
+_NO_KEY: Final = b'"None":'
+"""How pydantic writes None as a key, without a warning."""
+
 
 class Care(IntEnum):
     """How the JSON of a value is checked before it is stored."""
@@ -74,7 +77,7 @@ class Examination:
 
     def of_payload(self, value: Any, payload: bytes) -> Care:
         """Return what any other value needs, which was written without a warning."""
-        if self.care is Care.COMPARE or not self._is_usual(value):
+        if self.care is Care.COMPARE or not self._is_usual(value) or _NO_KEY in payload:
             return Care.COMPARE
         # None is written without a warning, also where it is not allowed.
         if self.care is Care.READ or b"null" in payload:

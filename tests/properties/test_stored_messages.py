@@ -136,7 +136,8 @@ numbers = st.integers() | st.sampled_from([4_299, 4_300, 5_000]).map(lambda digi
 small = st.integers(-5, 5)
 
 KEYS = (
-    Kind(str, texts, st.integers() | st.none()),
+    Kind(str, texts | st.just("None"), small | st.none() | st.booleans() | st.floats()
+         | st.binary() | st.dates() | st.sampled_from(Colour) | st.uuids()),
     Kind(int, small, st.booleans() | st.just("1")),
     Kind(Colour, st.sampled_from(Colour), st.just("red")),
     Kind(UUID, st.uuids()),
@@ -146,7 +147,7 @@ KEYS = (
     Kind(tuple[int, int], st.tuples(small, small), is_kept=False),
     Kind(Literal[1, "b"], st.sampled_from([1, "b"]), is_kept=False),
     Kind(str | None, st.none() | texts, is_kept=False),
-)
+)  # fmt: skip
 HASHABLE = (
     Kind(str, texts | st.text(min_size=4_000, max_size=4_010), st.just("\ud800") | st.binary()),
     Kind(int, st.integers() | small, numbers | st.booleans() | texts | st.just(1.0)),

@@ -142,6 +142,8 @@ def test_a_value_of_the_class_itself_is_stored_when_there_are_subclasses() -> No
         (list[str], ("a",), "value"),
         (int, "5", "value"),
         (list[Any], [1.5, math.inf], "value[1]"),
+        (dict[str, int], {"a": 1, None: 2}, "value[None]"),
+        (dict[str, Price], {None: Price()}, "value[None]"),
         (set[Any], {Decimal(1), Decimal("1.5")}, "value"),
     ],
 )  # fmt: skip
