@@ -17,6 +17,7 @@ from msgbus.errors import DeadLetterError, LetterEditError, UnreadableLetterErro
 from msgbus.messages.message import Command, Message, metadata_of, set_meta
 from msgbus.messages.metadata import NO_HEADERS, Metadata
 from msgbus.messages.upcasting import missing_upcasters, upcast
+from msgbus.resilience.dead_letters.altered import altered_field, marked, remove_mark
 from msgbus.telemetry.redaction import redact, redact_exception
 from msgbus.telemetry.tracebacks import redacted_traceback
 
@@ -245,9 +246,12 @@ def _encoded(message: Message) -> str:
     """Return the message's fields as JSON, by field name; never raises.
 
     What JSON cannot hold is written as its type: such a letter can be read, but not replayed.
+    Nor can one whose message would come back as another one: it says which field that is.
     """
     try:
-        return message.model_dump_json(round_trip=True, by_alias=False)
+        return marked(
+            message, message.model_dump_json(round_trip=True, by_alias=False, warnings=False)
+        )
     except Exception:
         try:
             return message.model_dump_json(
@@ -274,6 +278,7 @@ def edited_letter(old: DeadLetterEntry, changes: Mapping[str, Any]) -> DeadLette
         raise LetterEditError(f"{cls.__name__} {what}. Its fields are: {known}.", fields=unknown)
     try:
         payload = _merged(_todays_payload(old, cls), changes)
+        _require_as_sent(old, payload)
         message = cls.model_validate_json(payload, by_name=True, by_alias=False)
     except ValueError as error:
         names = sorted(changes)
@@ -302,6 +307,7 @@ def _merged(payload: str, changes: Mapping[str, Any]) -> str:
 
     stored: object = json.loads(payload)
     data = cast("dict[str, Any]", stored) if isinstance(stored, dict) else {}
+    remove_mark(data, changes)
     return json.dumps({**data, **to_jsonable_python(dict(changes), round_trip=True)})
 
 
@@ -363,6 +369,7 @@ def _validated(letter: DeadLetterEntry, cls: type[Message], payload: str) -> Mes
             "a serializer (@field_serializer) that writes its value; else send the message anew."
         )
         raise UnreadableLetterError(letter.message_type, letter.letter_id, problem)
+    _require_as_sent(letter, payload)
     try:
         return cls.model_validate_json(payload, by_name=True, by_alias=False)
     except Exception as error:  # the border to user code: a validator may raise anything
@@ -378,6 +385,16 @@ def _validated(letter: DeadLetterEntry, cls: type[Message], payload: str) -> Mes
                 f"it; letter.payload has what was stored."
             )
         raise UnreadableLetterError(letter.message_type, letter.letter_id, problem) from error
+
+
+def _require_as_sent(letter: DeadLetterEntry, payload: str) -> None:
+    field = altered_field(payload)
+    if field is not None:
+        problem = (
+            f"its {field} is not stored as it was sent. Give that field with "
+            f"dead_letters.edit(letter, field=...), or send the message anew."
+        )
+        raise UnreadableLetterError(letter.message_type, letter.letter_id, problem)
 
 
 def message_class(letter: DeadLetterEntry) -> type[Message]:

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ConfigDict, Field, SecretStr, computed_field, field_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    computed_field,
+    field_serializer,
+)
 
 from msgbus import Command, Event
 from msgbus.errors import DeadLetterError, UnreadableLetterError
@@ -19,6 +26,7 @@ from msgbus.messages.message import fix
 from msgbus.resilience import DeadLetterEntry, LetterStatus
 from msgbus.resilience.dead_letters.entry import (
     decoded,
+    edited_letter,
     from_data,
     letter_about,
     letter_id_of,
@@ -295,3 +303,38 @@ def test_a_letter_without_a_field_is_refused() -> None:
 
     with pytest.raises(DeadLetterError, match="handler"):
         from_data(data)
+
+
+# -- what is not stored as it was sent ---------------------------------------------------------
+
+
+class Parcel(BaseModel):
+    weight: int = 1
+
+
+class Fragile(Parcel):
+    note: str = "this side up"
+
+
+class Parcelled(Event, name="letters.Parcelled"):
+    parcels: tuple[Parcel, ...] = ()
+    number: int = 0
+
+
+def test_a_message_that_would_come_back_as_another_is_not_replayed_from_the_store() -> None:
+    event = Parcelled(parcels=(Parcel(), Fragile()))
+    letter = about(event)
+
+    assert letter.message is event
+    assert json.loads(letter.payload)["parcels"] == [{"weight": 1}, {"weight": 1}]
+    with pytest.raises(UnreadableLetterError, match=r"parcels\[1\] is not stored as it was sent"):
+        _ = stored(letter).message
+
+
+def test_such_a_letter_can_be_edited_if_the_field_is_given() -> None:
+    letter = stored(about(Parcelled(parcels=(Fragile(),))))
+
+    with pytest.raises(UnreadableLetterError, match=r"parcels\[0\]"):
+        edited_letter(letter, {"number": 1})
+    edited = edited_letter(letter, {"parcels": [{"weight": 3}]})
+    assert stored(edited).message == Parcelled(parcels=(Parcel(weight=3),))
