@@ -176,7 +176,7 @@ class SendingMethods(Protocol):
             ConfigurationError: The bus has no journal, or the reply has no JSON form.
             DuplicateCommandError: One of its `unique` key waits or runs already.
             WrongMessageTypeError: It is not a command, or it is a query.
-            StoredMessageError: It cannot be written as JSON.
+            StoredMessageError: It would not come back as it is.
             BusClosedError: The bus is stopping or has stopped.
             SessionClosedError: The session is not open.
             JournalError: The journal could not write it.

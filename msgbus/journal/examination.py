@@ -41,7 +41,7 @@ class Care(IntEnum):
 
 
 @final
-class Examination:
+class TypeExamination:
     """What one type needs."""
 
     __slots__ = ("_bases", "_datetimes", "_fields", "_has_numbers", "care", "is_fixed")
@@ -102,7 +102,7 @@ class Examination:
         return False
 
 
-COMPARED: Final = Examination()
+COMPARED: Final = TypeExamination()
 """Of a type that is not safe."""
 
 
@@ -112,17 +112,19 @@ def _may_have_long_number(payload: bytes) -> bool:
     return any(payload[at : at + _BLOCK].isdigit() for at in blocks)
 
 
-def examine_message(schema: object) -> Examination:
+def examine_message(schema: object) -> TypeExamination:
     """Return what messages need whose class has this core schema."""
     return _examined(schema, lambda examiner, node: examiner.message(node))
 
 
-def examine(schema: object, config: Config) -> Examination:
+def examine(schema: object, config: Config) -> TypeExamination:
     """Return what values need whose type has this core schema, built with this core config."""
     return _examined(schema, lambda examiner, node: examiner.value(node, config))
 
 
-def _examined(schema: object, look: Callable[[_Examiner, Node], Examination]) -> Examination:
+def _examined(
+    schema: object, look: Callable[[_Examiner, Node], TypeExamination]
+) -> TypeExamination:
     if not isinstance(schema, dict):
         return COMPARED  # pydantic has put off building it
     try:
@@ -254,7 +256,7 @@ class _Examiner:
         self._definitions: dict[str, Node] = {}
         self._met: set[str] = set()
 
-    def message(self, schema: Node) -> Examination:
+    def message(self, schema: Node) -> TypeExamination:
         """Look at a model whose values are of exactly this class."""
         model = self._defined(schema)
         if model["type"] != "model":
@@ -274,7 +276,7 @@ class _Examiner:
                 self._walk(field, config, 0)
         return self._result(len(fields))
 
-    def value(self, schema: Node, config: Config) -> Examination:
+    def value(self, schema: Node, config: Config) -> TypeExamination:
         """Look at any type."""
         self._walk(self._defined(schema), config, 0)
         return self._result(0)
@@ -290,8 +292,8 @@ class _Examiner:
             return self._definitions[inner["schema_ref"]]
         return inner
 
-    def _result(self, fields: int) -> Examination:
-        return Examination(
+    def _result(self, fields: int) -> TypeExamination:
+        return TypeExamination(
             self._care,
             fields,
             self._datetimes,

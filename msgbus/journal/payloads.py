@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from msgbus.errors import StoredMessageError
 from msgbus.journal.differences import Difference, difference
-from msgbus.journal.examination import Care, Examination, examine_message
+from msgbus.journal.examination import Care, TypeExamination, examine_message
 from msgbus.messages.message import Message
 from msgbus.telemetry.redaction import redact, redact_exception
 
@@ -31,7 +31,7 @@ class PayloadWriter:
         self,
         serializer: SchemaSerializer,
         validator: SchemaValidator | PluggableSchemaValidator,
-        examination: Examination,
+        examination: TypeExamination,
     ) -> None:
         self.examination = examination
         self._is_fixed = examination.is_fixed

@@ -33,7 +33,7 @@ from msgbus import Event
 from msgbus.errors import StoredMessageError
 from msgbus.journal import MessageCodec, Record, payloads
 from msgbus.journal.differences import difference
-from msgbus.journal.examination import Care, Examination
+from msgbus.journal.examination import Care, TypeExamination
 from msgbus.journal.payloads import writer_of
 from tests.counts import STORED_CLASSES
 from tests.evidence import Evidence
@@ -332,8 +332,8 @@ def test_what_is_stored_is_read_back_equal(evidence: Evidence) -> None:
 def test_without_the_examination_messages_are_lost(
     evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trust(_: object) -> Examination:
-        return Examination(Care.NONE, is_fixed=True)
+    def trust(_: object) -> TypeExamination:
+        return TypeExamination(Care.NONE, is_fixed=True)
 
     monkeypatch.setattr(payloads, "examine_message", trust)
 

@@ -70,7 +70,7 @@ class Batch:
 
         Raises:
             WrongMessageTypeError: One is no event.
-            StoredMessageError: One cannot be written as JSON.
+            StoredMessageError: One would not come back as it is.
             JournalError: The journal did not take a commit; nothing of that one is published.
         """
         try:

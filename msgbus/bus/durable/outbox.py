@@ -47,7 +47,7 @@ class OutboxEntry:
 
         Raises:
             WrongMessageTypeError: It is no event.
-            StoredMessageError: Its fields cannot be written as JSON.
+            StoredMessageError: It would not come back as it is.
         """
         require_event(event)
         fix_in_frame(event, current_frame.get())

@@ -93,7 +93,7 @@ class Publisher:
         """Publish an event that has passed the filters; see `bus.publish`.
 
         Raises:
-            StoredMessageError: It cannot be written as JSON; nothing was published.
+            StoredMessageError: It would not come back as it is; nothing was published.
             JournalError: The journal did not take it; nothing was published.
         """
         transaction = current_transaction.get()
@@ -135,7 +135,7 @@ class Publisher:
         """Publish many events with few commits; see `bus.publish_many`.
 
         Raises:
-            StoredMessageError: One cannot be written as JSON; those before it are published.
+            StoredMessageError: One would not come back as it is; those before it are published.
             JournalError: The journal did not take a commit; nothing of that one is published.
         """
         summary = PublishSummary()

@@ -85,7 +85,7 @@ class Scheduler:
         """Keep `event` for `delay` seconds.
 
         Raises:
-            StoredMessageError: It cannot be written as JSON.
+            StoredMessageError: It would not come back as it is.
             StaleError: The handler that publishes it has lost its message to another process.
             JournalError: The journal did not take it.
         """

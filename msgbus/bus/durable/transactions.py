@@ -87,7 +87,7 @@ class Transaction:
         """Have `event` published when the block ends; `bus.publish` in the block does this.
 
         Raises:
-            StoredMessageError: It cannot be written as JSON.
+            StoredMessageError: It would not come back as it is.
         """
         self._require_open()
         self.hub.codec.encode(event, time=self.hub.state.clock.time())  # raises now, not later
