@@ -255,6 +255,7 @@ class _Examiner:
         self._is_fixed = True
         self._definitions: dict[str, Node] = {}
         self._met: set[str] = set()
+        self._open: set[str] = set()
 
     def message(self, schema: Node) -> TypeExamination:
         """Look at a model whose values are of exactly this class."""
@@ -288,7 +289,7 @@ class _Examiner:
         self._definitions = {one["ref"]: one for one in schema["definitions"]}
         inner: Node = schema["schema"]
         if inner["type"] == "definition-ref":
-            self._met.add(inner["schema_ref"])
+            self._open.add(inner["schema_ref"])
             return self._definitions[inner["schema_ref"]]
         return inner
 
@@ -367,11 +368,13 @@ class _Examiner:
 
     def _refer(self, name: str, depth: int) -> None:
         """Look at what several fields share, or at what contains itself, once."""
-        if name in self._met:
+        if name in self._open:
             self._need(Care.READ)  # it may be nested without end
-            return
-        self._met.add(name)
-        self._walk(self._definitions[name], None, depth + 1)  # under whose config, is not known
+        elif name not in self._met:
+            self._met.add(name)
+            self._open.add(name)
+            self._walk(self._definitions[name], None, depth + 1)  # in whose config, is not known
+            self._open.discard(name)
 
     def _leaf(self, node: Node, config: Config | None) -> None:
         kind = node["type"]

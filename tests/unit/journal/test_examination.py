@@ -35,7 +35,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 from msgbus import Command, Event
 from msgbus.errors import StoredMessageError
@@ -44,6 +44,9 @@ from msgbus.journal.examination import LONGEST, Care
 from msgbus.journal.payloads import writer_of
 
 T = TypeVar("T")
+
+
+Nest = TypeAliasType("Nest", "list[Nest]")
 
 
 class Colour(StrEnum):
@@ -267,6 +270,18 @@ def test_a_type_that_contains_itself_is_read_back() -> None:
         lines: list[Line]
 
     assert writer_of(Tree).examination.care is Care.READ
+
+
+def test_an_alias_that_contains_itself_is_read_back() -> None:
+    assert care_of(Nest) is Care.READ
+
+
+def test_a_type_that_is_there_twice_does_not_contain_itself() -> None:
+    class Coloured(Event):
+        first: Colour
+        second: list[Colour]
+
+    assert writer_of(Coloured).examination.care is Care.NONE
 
 
 def test_a_type_of_very_many_levels_is_compared() -> None:

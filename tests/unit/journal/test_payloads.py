@@ -71,6 +71,17 @@ class Balcony(Seat):
     level: int = 2
 
 
+class Vague(BaseModel):  # noqa: PLW1641 (never hashed)
+    number: int = 1
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+class Sharp(Vague):
+    text: str = "a"
+
+
 class Noted(BaseModel):
     number: int = 1
     _note: str = PrivateAttr("")
@@ -138,6 +149,8 @@ def test_a_value_of_the_class_itself_is_stored_when_there_are_subclasses() -> No
         (Annotated[int, PlainSerializer(lambda value: value + 1)], 5, "value"),
         (Annotated[int, AfterValidator(lambda value: value + 1)], 5, "value"),
         (datetime, datetime(2026, 1, 1, tzinfo=timezone(timedelta(seconds=30))), "value"),
+        (datetime, datetime(2026, 1, 1, tzinfo=timezone(timedelta(microseconds=1))), "value"),
+        (Vague, Sharp(), "value"),
         (time, time(1, tzinfo=ZoneInfo("Europe/Berlin")), "value"),
         (list[str], ("a",), "value"),
         (int, "5", "value"),
