@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from msgbus.journal.differences import difference
 from msgbus.messages.message import Message
@@ -28,8 +28,9 @@ def marked(message: Message, payload: str) -> str:
 
 def altered_field(payload: str) -> str | None:
     """Return the path of the field that is marked, if there is one."""
-    data: Any = json.loads(payload) if _MARK in payload else None
-    return str(data[_MARK]) if isinstance(data, dict) and _MARK in data else None
+    data: object = json.loads(payload) if _MARK in payload else None
+    fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    return fields.get(_MARK)
 
 
 def remove_mark(data: dict[str, Any], given: Collection[str]) -> None:
