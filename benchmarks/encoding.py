@@ -1,4 +1,4 @@
-"""What it costs that a message is stored as it was sent: nothing for most classes.
+"""What it costs that a message is stored as it was sent: little, for most classes.
 
 The same codec encodes the same messages, once as it is and once with a writer that only writes.
 """
@@ -150,8 +150,8 @@ ROWS: Final = (
         title="encode, a class found safe",
         baseline=BASELINE,
         measure=encode(Flat),
-        budget=1.15,
-        aim=1.1,
+        budget=1.3,
+        aim=1.15,
     ),
     Row(
         name="encoding.long",
@@ -166,21 +166,21 @@ ROWS: Final = (
         title="encode, a safe class with a list",
         baseline=BASELINE,
         measure=encode(Listed),
-        budget=2.0,
+        budget=2.2,
     ),
     Row(
         name="encoding.nested",
         title="encode, a class with models, which is read back",
         baseline=BASELINE,
         measure=encode(Nested),
-        budget=2.5,
+        budget=3.2,
     ),
     Row(
         name="encoding.compared",
         title="encode, a class with Any, which is compared",
         baseline=BASELINE,
         measure=encode(Compared),
-        budget=4.0,
+        budget=3.2,
     ),
     Row(
         name="encoding.publish",

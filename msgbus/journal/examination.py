@@ -44,7 +44,7 @@ class Care(IntEnum):
 class TypeExamination:
     """What one type needs."""
 
-    __slots__ = ("_bases", "_datetimes", "_fields", "_has_numbers", "care", "is_fixed")
+    __slots__ = ("_bases", "_fields", "_has_numbers", "care", "datetimes", "is_fixed")
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class TypeExamination:
         self.is_fixed = is_fixed
         """Whether a value cannot change once it was validated."""
         self._fields = fields
-        self._datetimes = tuple(datetimes)
+        self.datetimes = tuple(datetimes)
         """Fields with a moment: only its minutes from UTC are written."""
         self._bases = tuple(bases)
         """Classes of values in it; of a value of a subclass, only their fields are written."""
@@ -69,8 +69,11 @@ class TypeExamination:
 
     def of_trusted(self, value: Any, payload: bytes) -> Care:
         """Return what a validated value needs that cannot have changed."""
-        if self._datetimes and self._has_seconds(value.__dict__):
-            return Care.COMPARE
+        for name in self.datetimes:
+            moment = value.__dict__.get(name)
+            offset = None if moment is None else moment.utcoffset()
+            if offset and (offset.seconds % 60 or offset.microseconds):
+                return Care.COMPARE
         if len(payload) > LONGEST and self._has_numbers and _may_have_long_number(payload):
             return Care.READ
         return Care.NONE
@@ -81,25 +84,13 @@ class TypeExamination:
             return Care.COMPARE
         # None is written without a warning, also where it is not allowed.
         if self.care is Care.READ or b"null" in payload:
-            return Care.READ
+            return max(Care.READ, self.of_trusted(value, payload))
         return self.of_trusted(value, payload)
 
     def _is_usual(self, value: Any) -> bool:
-        if self._fields:
-            fields = value.__dict__
-            if len(fields) != self._fields:  # one is missing
-                return False
-            if self._datetimes and self._has_seconds(fields):
-                return False
+        if self._fields and len(value.__dict__) != self._fields:  # one is missing
+            return False
         return not (self._bases and any(base.__subclasses__() for base in self._bases))
-
-    def _has_seconds(self, fields: Mapping[str, Any]) -> bool:
-        for name in self._datetimes:
-            moment = fields[name]
-            offset = None if moment is None else moment.utcoffset()
-            if offset and (offset.seconds % 60 or offset.microseconds):
-                return True
-        return False
 
 
 COMPARED: Final = TypeExamination()
