@@ -166,7 +166,7 @@ ROWS: Final = (
         title="encode, a safe class with a list",
         baseline=BASELINE,
         measure=encode(Listed),
-        budget=2.2,
+        budget=3.0,
     ),
     Row(
         name="encoding.nested",
@@ -180,7 +180,7 @@ ROWS: Final = (
         title="encode, a class with Any, which is compared",
         baseline=BASELINE,
         measure=encode(Compared),
-        budget=3.2,
+        budget=4.0,
     ),
     Row(
         name="encoding.publish",
