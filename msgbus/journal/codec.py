@@ -149,7 +149,23 @@ class MessageCodec:
             StoredMessageError: The payload does not fit the class.
         """
         message_type = self._types.get(record.name) or self._seen.get(record.name)
-        message = _raw(record) if message_type is None else _typed(message_type, record)
+        message: Message
+        if message_type is None:
+            message = _raw(record)
+        else:
+            payload = record.payload
+            if record.version != message_type.__wire__.version:
+                payload = _upcast_payload(message_type, record)
+            try:
+                # By field name, as it was written, whatever aliases the class has.
+                message = cast(
+                    "Message",
+                    message_type.__pydantic_validator__.validate_json(
+                        payload, by_alias=False, by_name=True
+                    ),
+                )
+            except ValidationError as error:
+                raise _unreadable(message_type, record, error) from error
         meta = stored_metadata(record)
         meta.recorded = (record.offset, record.time)
         set_meta(message, meta)
@@ -220,25 +236,15 @@ def _find(name: str, base: type[Message]) -> type[Message] | None:
 # -- payloads ----------------------------------------------------------------------------------
 
 
-def _typed(message_type: type[Message], record: Record) -> Message:
-    payload = record.payload
-    if record.version != message_type.__wire__.version:
-        payload = _upcast_payload(message_type, record)
-    try:
-        # By field name, as it was written, whatever aliases the class has.
-        return cast(
-            "Message",
-            message_type.__pydantic_validator__.validate_json(
-                payload, by_alias=False, by_name=True
-            ),
-        )
-    except ValidationError as error:
-        message = (
-            f"{record.name} {record.message_id} (version {record.version}) does not fit "
-            f"{message_type.__name__}: {redact_exception(error)}. If its fields have changed, "
-            f"raise version= and add an @upcasts function."
-        )
-        raise StoredMessageError(message, message_id=record.message_id) from error
+def _unreadable(
+    message_type: type[Message], record: Record, error: ValidationError
+) -> StoredMessageError:
+    message = (
+        f"{record.name} {record.message_id} (version {record.version}) does not fit "
+        f"{message_type.__name__}: {redact_exception(error)}. If its fields have changed, "
+        f"raise version= and add an @upcasts function."
+    )
+    return StoredMessageError(message, message_id=record.message_id)
 
 
 def _upcast_payload(message_type: type[Message], record: Record) -> bytes:

@@ -327,7 +327,10 @@ def topic_of(message: Message) -> str:
 
 def metadata_of(message: Message) -> Metadata:
     """Return the metadata of a message; made at the first call."""
-    meta = peek(message)
+    try:
+        meta = message.__meta__
+    except AttributeError:  # see `peek`
+        meta = _of_unvalidated(message)
     return _materialise(message) if meta is None or meta is ROOT else cast("Metadata", meta)
 
 

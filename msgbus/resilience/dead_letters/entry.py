@@ -147,9 +147,14 @@ class DeadLetterEntry:
         assert message is not None  # noqa: S101 (set above)
         return message
 
+    def stored_payload(self) -> str:
+        """Return the payload for a store; it says which field would not come back as it was."""
+        return self.payload if self._message is None else marked(self._message, self.payload)
+
     def data(self) -> dict[str, Any]:
         """Return the letter as plain values, ready for JSON; `from_data` reads them."""
         found = {name: getattr(self, name) for name in FIELDS}
+        found["payload"] = self.stored_payload()
         found["first_attempt"] = self.first_attempt.isoformat()
         found["last_attempt"] = self.last_attempt.isoformat()
         found["headers"] = dict(self.headers)
@@ -246,12 +251,9 @@ def _encoded(message: Message) -> str:
     """Return the message's fields as JSON, by field name; never raises.
 
     What JSON cannot hold is written as its type: such a letter can be read, but not replayed.
-    Nor can one whose message would come back as another one: it says which field that is.
     """
     try:
-        return marked(
-            message, message.model_dump_json(round_trip=True, by_alias=False, warnings=False)
-        )
+        return message.model_dump_json(round_trip=True, by_alias=False)
     except Exception:
         try:
             return message.model_dump_json(

@@ -261,7 +261,7 @@ def _record(entry: DeadLetterEntry, known: Record | None) -> Record:
         entry.depth,
         entry.session_id,
         entry.headers,
-        entry.payload.encode(),
+        entry.stored_payload().encode(),
         entry.from_system,
         entry.offset,
     )
