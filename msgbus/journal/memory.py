@@ -362,7 +362,9 @@ class MemoryJournal(MemoryQuestions):
     def next_due(self, name: str, partitions: Ints = None) -> Due:
         first = next(self._due(name, inf, partitions, False, True), None)
         suspect = next(self._due(name, inf, partitions, True), None)
-        return Due(None if first is None else first.due, suspect is not None)
+        damaged = [row.partition for row in self._rows(name, State.DAMAGED)]
+        count = sum(partitions is None or number in partitions for number in damaged)
+        return Due(None if first is None else first.due, suspect is not None, count)
 
     @reads
     def due(self, name: str, now: float, limit: int = 100) -> list[Pending]:

@@ -53,6 +53,8 @@ class Due(NamedTuple):
     """The earliest `due`, seconds since the epoch; `None` if no row waits."""
     has_suspects: bool
     """Whether a waiting row has to run alone."""
+    damaged: int = 0
+    """Rows that were set aside as damaged."""
 
 
 class KeyRows(NamedTuple):
@@ -131,7 +133,10 @@ class Log(Protocol):
         selection: Selection,
         partitions: Collection[int] | None = None,
     ) -> Scan:
-        """Read at most `limit` records behind the offset `after`, of these partitions or of all."""
+        """Read at most `limit` records behind the offset `after`, of these partitions or of all.
+
+        In place of a record that is damaged, or was removed other than by a trim, comes its offset.
+        """
         ...
 
     async def head(self) -> int:

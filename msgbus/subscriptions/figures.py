@@ -30,6 +30,8 @@ class Figures:
     """Messages that wait for a retry in this process."""
     scheduled: int = 0
     """Messages that wait for a retry in the journal, as last counted."""
+    damaged: int = 0
+    """Messages that were set aside as damaged, as last counted."""
     counted: float = 0.0
     """Monotonic seconds of that count."""
     oldest: float | None = None

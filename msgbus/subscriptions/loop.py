@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 STALL: Final = 0.7
 """Seconds after which messages that nobody has begun are a stall; the journal is polled oftener."""
 
+LISTED: Final = 10
+"""Offsets of damaged messages that one line of the log has."""
+
 ALONE: Final = 30.0
 """Seconds that a row keeps its process to itself, or waits for that, without `ack_timeout`."""
 
@@ -196,7 +199,18 @@ class SubscriptionLoop(AttemptRunner[S], ABC):
         self.start_workers()
         due = await self.journal.next_due(self.name, partitions)
         await self.figures.count_rows(self.journal, self.state, due)
+        await self._note_damaged(due.damaged)
         return None if self._is_full else due.time  # the end of a delivery makes room
+
+    async def _note_damaged(self, damaged: int) -> None:
+        """Log that more messages were set aside."""
+        known, self.figures.damaged = self.figures.damaged, damaged
+        if damaged > known:
+            rows = await self.journal.find(self.name, (State.DAMAGED,), limit=1000)
+            offsets = [row.offset for row in rows[-LISTED:]]
+            log.warning(
+                "messages_damaged", subscription=self.name, damaged=damaged, offsets=offsets
+            )
 
     def check_stall(self, head: int) -> None:
         """Begin messages that nobody has begun for too long, and say so; called often."""

@@ -352,7 +352,7 @@ class Membership:
     async def _survey(self) -> None:
         """End members that are gone or silent, then share the partitions."""
         members = await self.journal.members()
-        if self.member is not None and self.member.id not in {one.id for one in members}:
+        if not await self._is_member(members):
             self._on_lost()
             return
         ended = [member for member in members if await self._ended(member)]
@@ -372,6 +372,16 @@ class Membership:
                 self._note_standby(loop, alive)
             if ended:
                 loop.look()
+
+    async def _is_member(self, members: Sequence[Member]) -> bool:
+        """Tell whether others see this member, if it is one; a damaged row is written anew."""
+        member = self.member
+        if member is None:
+            return True
+        own = next((one for one in members if one.id == member.id), None)
+        if own is not None and (own.process, own.serves) != (member.process, member.serves):
+            await self._serve()
+        return own is not None
 
     def _note_standby(self, loop: SubscriptionLoop[Any], members: Sequence[Member]) -> None:
         """Keep and log, once, that other processes have all of a subscription."""

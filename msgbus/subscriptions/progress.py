@@ -76,6 +76,8 @@ class Progress:
     """Of these, those that wait for a retry in this process."""
     scheduled: int
     """Messages that wait for a retry in the journal, as last counted."""
+    damaged: int
+    """Messages of which the record or the row is damaged or missing, set aside in the journal."""
     consumers: int
     parked_keys: int
     """Keys whose later messages wait in the journal for an earlier one."""
@@ -121,6 +123,7 @@ def progress_now(
             buffered=len(state.in_flight),
             waiting=figures.retrying,
             scheduled=figures.scheduled,
+            damaged=figures.damaged,
             consumers=consumers,
             parked_keys=_parked_keys(loop),
             blocked_at=loop.blocked_at,

@@ -33,6 +33,8 @@ class SubscriptionStats:
     """Of these, those that wait for a retry."""
     scheduled: int = 0
     """Messages that wait for a retry in the journal, as last counted."""
+    damaged: int = 0
+    """Messages that cannot be read, set aside in the journal, as last counted."""
     parked_keys: int = 0
     """Keys whose later messages wait in the journal for an earlier one."""
     is_recovering: bool = False

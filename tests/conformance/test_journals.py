@@ -14,6 +14,7 @@ from msgbus.journal.operations import Pass, Put
 from msgbus.journal.ports import Journal
 from msgbus.journal.records import State
 from msgbus.journal.sqlite.journal import SqliteJournal
+from msgbus.journal.sqlite.schema import write_meta
 from msgbus.runtime.clock import SystemClock
 from msgbus.testing.conformance.journal import (
     DamageConformance,
@@ -90,6 +91,9 @@ class TestSqliteJournal(
 
     async def erase(self, journal: Journal, offset: int) -> None:
         execute(journal, f"DELETE FROM msgbus_messages WHERE offset = {offset}")
+        assert isinstance(journal, SqliteJournal)
+        with closing(sqlite3.connect(journal.path)) as connection, connection:
+            write_meta(connection, "trimmed", str(offset))
 
     async def damage(self, journal: Journal, offset: int) -> None:
         execute(journal, f"UPDATE msgbus_messages SET payload = x'00' WHERE offset = {offset}")

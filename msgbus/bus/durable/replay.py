@@ -218,7 +218,7 @@ class Replay:
 
     def _event(self, record: Record | int) -> Event | ReplayFailure:
         if isinstance(record, int):
-            return ReplayFailure(offset=record, error="The record is damaged.")
+            return ReplayFailure(offset=record, error="The record is damaged or missing.")
         return self._decode(record)
 
     def _decode(self, record: Record) -> Event | ReplayFailure:

@@ -33,6 +33,7 @@ def _figures(handler: DurableHandler) -> SubscriptionStats:
         buffered=progress.buffered,
         waiting=progress.waiting,
         scheduled=progress.scheduled,
+        damaged=progress.damaged,
         parked_keys=progress.parked_keys,
         is_recovering=progress.is_recovering,
         delivered=counts.delivered,

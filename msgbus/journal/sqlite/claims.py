@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
@@ -20,7 +19,7 @@ from msgbus.journal.records import (
     Selection,
     State,
 )
-from msgbus.journal.sqlite.columns import PENDING
+from msgbus.journal.sqlite.columns import MEMBER, PENDING, member_row
 from msgbus.journal.sqlite.reads import SCAN
 from msgbus.journal.sqlite.store import Store
 from msgbus.runtime.event_loop import Runtime
@@ -28,6 +27,8 @@ from msgbus.runtime.event_loop import Runtime
 _OWNED: Final = (
     f"SELECT {PENDING} FROM msgbus_pending INDEXED BY msgbus_pending_owner WHERE owner = ?"  # noqa: S608
 )
+_JOIN: Final = "INSERT INTO msgbus_members (process, serves, renewals, crc) VALUES ('', '', 0, 0)"
+_WRITE_MEMBER: Final = f"INSERT OR REPLACE INTO msgbus_members ({MEMBER}) VALUES (?, ?, ?, ?, ?)"  # noqa: S608
 _UNREADABLE: Final = "The message is damaged or missing."
 
 
@@ -49,11 +50,10 @@ class JournalSteps:
 
     def join(self, process: str, serves: Mapping[str, str]) -> Member:
         """Add a member."""
-        inserted = self._connection.execute(
-            "INSERT INTO msgbus_members (process, serves, renewals) VALUES (?, ?, 0)",
-            (process, json.dumps(dict(serves))),
-        )
-        return Member(inserted.lastrowid or 0, process, dict(serves), 0)
+        inserted = self._connection.execute(_JOIN)
+        member = Member(inserted.lastrowid or 0, process, dict(serves), 0)
+        self._connection.execute(_WRITE_MEMBER, member_row(member))  # the id is in its checksum
+        return member
 
     def count_renewal(self, member: int) -> bool:
         """Show that a member is alive; tell whether it exists."""
@@ -68,13 +68,11 @@ class JournalSteps:
         """Show that the member is alive; see `Members.renew`."""
         if not self.count_renewal(member.id):
             raise MemberEndedError(member.id)
-        self._connection.execute(
-            "UPDATE msgbus_members SET process = ?, serves = ? WHERE id = ?",
-            (member.process, json.dumps(dict(member.serves)), member.id),
-        )
         query = "SELECT renewals FROM msgbus_members WHERE id = ?"
         (renewals,) = self._connection.execute(query, (member.id,)).fetchone()
-        return member._replace(renewals=renewals)
+        renewed = member._replace(renewals=renewals)
+        self._connection.execute(_WRITE_MEMBER, member_row(renewed))
+        return renewed
 
     def end(self, member: Member) -> bool:
         """Delete a member that was not renewed since it was read; see `Members.end`."""

@@ -5,6 +5,7 @@ Each has a checksum that covers all its columns, the key included.
 
 from __future__ import annotations
 
+import json
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
@@ -15,6 +16,8 @@ from msgbus.journal.records import (
     DeliveryRecord,
     Instance,
     Letter,
+    Member,
+    Outcome,
     Pending,
     Record,
     Result,
@@ -38,13 +41,17 @@ LETTER: Final = (
 )
 """With some fields of the message, by which letters are searched."""
 
-DELIVERY: Final = "offset, handler, time, attempt, message_id, outcome, wait, run, error"
+DELIVERY: Final = "offset, handler, time, attempt, message_id, outcome, wait, run, error, crc"
 RESULT: Final = "message_id, body, error, time, crc"
 INSTANCE: Final = "name, key, state, wake, version, crc"
+MEMBER: Final = "id, process, serves, renewals, crc"
+"""The renewals are not in its checksum: a wrong counter costs at most a TTL."""
 
 _STATES: Final = {str(state): state for state in State}
 _NEVER: Final = float("-inf")
+_OUTCOMES: Final = {str(outcome): outcome for outcome in Outcome}
 _numbers: Final = Struct("<qqqqqqdd").pack
+_figures: Final = Struct("<qqddd").pack
 
 
 def checksum(*fields: object) -> int:
@@ -262,4 +269,49 @@ def read_instance(row: Row, codec: PayloadCodec | None) -> Instance | None:
 def delivery_row(delivery: DeliveryRecord) -> Row:
     """Return what to write for a delivery: values of `DELIVERY`."""
     message_id, handler, attempt, outcome, wait, run, time, error, offset = delivery
-    return offset or 0, handler, time, attempt, message_id, outcome._value_, wait, run, error
+    offset, word = offset or 0, outcome._value_
+    crc = _delivery_checksum(offset, handler, time, attempt, message_id, word, wait, run, error)
+    return offset, handler, time, attempt, message_id, word, wait, run, error, crc
+
+
+def _delivery_checksum(
+    offset: int,
+    handler: str,
+    time: float,
+    attempt: int,
+    message_id: str,
+    outcome: str,
+    wait: float,
+    run: float,
+    error: str | None,
+) -> int:
+    text = f"{handler}\x1f{message_id}\x1f{outcome}\x1f{NONE if error is None else error}"
+    return crc32(text.encode(), crc32(_figures(offset, attempt, time, wait, run)))
+
+
+def read_delivery(row: Row) -> DeliveryRecord | None:
+    """Return the delivery of a row of `DELIVERY`; `None` if it is damaged."""
+    offset, handler, time, attempt, message_id, word, wait, run, error, crc = row
+    try:
+        if _delivery_checksum(*row[:-1]) != crc:
+            return None
+        outcome = _OUTCOMES[word]
+    except DAMAGE:
+        return None
+    values = (message_id, handler, attempt, outcome, wait, run, time, error, offset or None)
+    return DeliveryRecord._make(values)
+
+
+def member_row(member: Member) -> Row:
+    """Return what to write for a member: values of `MEMBER`."""
+    serves = json.dumps(dict(member.serves))
+    crc = checksum(member.id, member.process, serves)
+    return member.id, member.process, serves, member.renewals, crc
+
+
+def read_member(row: Row) -> Member | None:
+    """Return the member of a row of `MEMBER`; `None` if it is damaged."""
+    id, process, serves, renewals, crc = row  # noqa: A001
+    if checksum(id, process, serves) != crc or not isinstance(renewals, int):
+        return None
+    return Member(id, process, json.loads(serves), renewals)

@@ -42,6 +42,7 @@ from msgbus.journal.sqlite.verify import verify
 from msgbus.journal.sqlite.writer import CommitWriter
 from msgbus.journal.watch import Watch
 from msgbus.runtime.clock import Clock, SystemClock
+from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import PayloadCodec
@@ -345,6 +346,10 @@ class SqliteJournal:
             if not damaged:
                 return found
             await self.write_tables(partial(_set_aside, damaged))
+            offsets = [row.offset for row in damaged]
+            log.warning(
+                "messages_damaged", subscription=name, damaged=len(damaged), offsets=offsets
+            )
 
     # -- Questions ---------------------------------------------------------------------------
 

@@ -9,10 +9,9 @@ from typing import Final, NamedTuple, final
 from msgbus.journal.flows import flow_trees
 from msgbus.journal.records import DeliveryRecord, Kind, Outcome, Record
 from msgbus.journal.reports import DeliveryCount, FlowNode, LetterCount, Page
-from msgbus.journal.sqlite.columns import DELIVERY
+from msgbus.journal.sqlite.columns import DELIVERY, read_delivery
 from msgbus.journal.sqlite.messages import BLOCK, MESSAGE, SPAN, read_message
 from msgbus.journal.sqlite.reads import TableReader
-from msgbus.journal.sqlite.schema import read_meta
 
 _OUTCOMES: Final = {str(outcome): outcome for outcome in Outcome}
 _EVER: Final = float("inf")
@@ -150,10 +149,6 @@ class QuestionReader(TableReader):
         """Path of the journal."""
         return self._source.path
 
-    def trimmed(self) -> int:
-        """Return the offset up to which retention has removed what nobody needs."""
-        return int(read_meta(self._connection, "trimmed") or 0)
-
     def first(self) -> int:
         """Return the lowest offset that was not trimmed; see `Questions.first`."""
         query = "SELECT min(offset) FROM msgbus_messages WHERE offset > ?"
@@ -233,26 +228,10 @@ class QuestionReader(TableReader):
         return flow_trees([record for record in page.records if isinstance(record, Record)])
 
     def deliveries(self, message_id: str) -> list[DeliveryRecord]:
-        """Return the deliveries of one message, by time."""
-        found: list[DeliveryRecord] = []
+        """Return the deliveries of one message, by time, without damaged ones."""
         values = (self.offset_of(message_id) or 0, message_id, message_id)
-        for row in self._connection.execute(_DELIVERIES, values):
-            offset, handler, time, attempt, _, word, wait, run, error = row
-            outcome = _OUTCOMES.get(word)
-            if outcome is not None:  # this is history, without a checksum
-                one = (
-                    message_id,
-                    handler,
-                    attempt,
-                    outcome,
-                    wait,
-                    run,
-                    time,
-                    error,
-                    offset or None,
-                )
-                found.append(DeliveryRecord._make(one))
-        return found
+        found = map(read_delivery, self._connection.execute(_DELIVERIES, values))
+        return [one for one in found if one is not None]
 
     def delivery_counts(self, since: float, until: float) -> list[DeliveryCount]:
         """Count deliveries by minute, handler and outcome, `until` not included."""

@@ -27,15 +27,19 @@ from msgbus.journal.sqlite.columns import (
     CURSOR,
     INSTANCE,
     LETTER,
+    MEMBER,
     PENDING,
     RESULT,
+    number,
     read_cursor,
     read_instance,
     read_letter,
+    read_member,
     read_pending,
     read_result,
 )
 from msgbus.journal.sqlite.messages import MESSAGE, Row, read_message
+from msgbus.journal.sqlite.schema import meta_value, read_meta
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import PayloadCodec
@@ -48,9 +52,15 @@ CHUNK: Final = 500
 
 _MOST_NAMES: Final = 200
 
+MOST_MISSING: Final = 1000
+"""Missing offsets of one gap that are reported: a damaged offset may leave a gap of any size."""
+
+_PRECEDING: Final = "SELECT max(offset) FROM msgbus_messages WHERE offset < ?"
+_FOLLOWING: Final = "SELECT min(offset) FROM msgbus_messages WHERE offset > ?"
+
 _HEAD: Final = """
-SELECT max(coalesce((SELECT max(offset) FROM msgbus_messages), 0),
-    coalesce((SELECT CAST(value AS INTEGER) FROM msgbus_meta WHERE key = 'trimmed'), 0))
+SELECT (SELECT max(offset) FROM msgbus_messages), value, crc FROM msgbus_meta
+WHERE key = 'trimmed'
 """
 _OTHER_KINDS: Final = {
     kind: ", ".join(f"'{other}'" for other in Kind if other is not kind) for kind in Kind
@@ -63,7 +73,12 @@ _STATES: Final = {str(state): state for state in State}
 _DUE: Final = f"SELECT {PENDING} FROM msgbus_pending INDEXED BY msgbus_pending_due"  # noqa: S608
 _FIRST_DUE: Final = (
     "SELECT due FROM msgbus_pending INDEXED BY msgbus_pending_due "
-    "WHERE subscription = ? AND alone = ? AND due IS NOT NULL"
+    "WHERE subscription = ? AND alone = ? AND due <= 9e999"
+)
+"""Without a time that is damaged to a text."""
+_DAMAGED: Final = (
+    "SELECT count(*) FROM msgbus_pending INDEXED BY msgbus_pending_damaged "
+    "WHERE subscription = ? AND state = 'damaged'"
 )
 _HELD: Final = """
 WITH RECURSIVE found (key) AS (
@@ -118,7 +133,12 @@ class TableReader:
 
     def head(self) -> int:
         """Return the highest offset ever given."""
-        return int(self._first(_HEAD)[0])
+        highest, value, crc = self._first(_HEAD) or (None, None, None)
+        return max(highest or 0, int(meta_value("trimmed", value, crc)))
+
+    def trimmed(self) -> int:
+        """Return the offset up to which retention has removed what nobody needs."""
+        return int(read_meta(self._connection, "trimmed"))
 
     def read(
         self,
@@ -146,18 +166,57 @@ class TableReader:
             f"WHERE offset > ? AND offset <= ?{where} ORDER BY offset LIMIT ?"
         )
         found: list[Record | int] = []
-        while after < upto:
-            rows = self._connection.execute(query, (after, upto, *values, limit)).fetchall()
+        last, seen, is_full = after, 0, False
+        while last < upto and not is_full:
+            rows = self._connection.execute(query, (last, upto, *values, limit)).fetchall()
             for row in rows:
+                seen += 1
                 record = read_message(row, self._codec)
                 if self._is_wanted(record, row, selection, partitions):
                     found.append(record)
-                    if len(found) >= limit:
-                        return Scan(found, row[0])
+                    is_full = len(found) >= limit
+                    if is_full:
+                        upto = row[0]
+                        break
             if len(rows) < limit:
                 break
-            after = rows[-1][0]
+            last = rows[-1][0]
+        # Its slot is missing, too: it goes to one partition, as if its slot were 0.
+        if seen < upto - after and (partitions is None or 0 in partitions):
+            return self._with_missing(Scan(found, upto), after, until, limit)
         return Scan(found, upto)
+
+    def _with_missing(self, scan: Scan, after: int, until: int, limit: int) -> Scan:
+        """Add the offsets of messages that are neither there nor trimmed, as if damaged."""
+        count = "SELECT count(*) FROM msgbus_messages WHERE offset > ? AND offset <= ?"
+        if self._first(count, after, scan.upto)[0] == scan.upto - after:
+            return scan
+        found = sorted([*scan.records, *self.missing(after, scan.upto)], key=_offset)
+        if len(found) >= limit:
+            return Scan(found[:limit], _offset(found[limit - 1]))
+        upto = scan.upto
+        if upto - self._before(upto + 1) > MOST_MISSING:
+            following = self._first(_FOLLOWING, upto)[0]
+            upto = until if following is None else min(until, following - 1)
+        return Scan(found, upto)
+
+    def _before(self, offset: int) -> int:
+        """Return the offset that is there or trimmed before another."""
+        return max(self._first(_PRECEDING, offset)[0] or 0, self.trimmed())
+
+    def missing(self, after: int, upto: int) -> list[int]:
+        """Return offsets that are neither there nor trimmed, of each gap the first thousand."""
+        after = max(after, self.trimmed())
+        query = (
+            "SELECT offset FROM msgbus_messages WHERE offset > ? AND offset <= ? ORDER BY offset"
+        )
+        offsets = [offset for (offset,) in self._connection.execute(query, (after, upto))]
+        before, found = self._before(after + 1), list[int]()
+        for offset in (*offsets, upto + 1):
+            first = max(before, after) + 1
+            found += range(first, min(offset, before + 1 + MOST_MISSING))
+            before = offset
+        return found
 
     def _where(
         self, selection: Selection, partitions: Collection[int] | None
@@ -212,13 +271,10 @@ class TableReader:
     # -- members and cursors -----------------------------------------------------------------
 
     def members(self) -> list[Member]:
-        """Return all members, by id."""
-        query = "SELECT id, process, serves, renewals FROM msgbus_members ORDER BY id"
-        rows = self._connection.execute(query).fetchall()
-        return [
-            Member(id, process, json.loads(serves), renewals)
-            for id, process, serves, renewals in rows  # noqa: A001
-        ]
+        """Return all members, by id; one that is damaged serves nothing, by no known process."""
+        query = f"SELECT {MEMBER} FROM msgbus_members ORDER BY id"  # noqa: S608
+        rows: list[Row] = self._connection.execute(query).fetchall()
+        return [read_member(row) or Member(row[0], "", {}, number(row[3])) for row in rows]
 
     def cursors(self, name: str | None = None) -> list[Cursor]:
         """Return the cursors of one subscription, or of all, by name and partition.
@@ -310,9 +366,9 @@ class TableReader:
         where, values = ("", ()) if name is None else (" WHERE subscription = ?", (name,))
         query = f"SELECT state, count(*) FROM msgbus_pending{where} GROUP BY state"  # noqa: S608
         counts: dict[State, int] = {}
-        for word, number in self._connection.execute(query, values):
+        for word, rows in self._connection.execute(query, values):
             state = _STATES.get(word, State.DAMAGED)
-            counts[state] = counts.get(state, 0) + number
+            counts[state] = counts.get(state, 0) + rows
         return counts
 
     def held(self, name: str, partition: int) -> dict[str, int]:
@@ -344,7 +400,8 @@ class TableReader:
         query = f"{_FIRST_DUE}{_among(partitions)} ORDER BY due LIMIT 1"
         usual, suspect = (self._first(query, name, alone) for alone in (0, 1))
         times = [row[0] for row in (usual, suspect) if row is not None]
-        return Due(min(times, default=None), suspect is not None)
+        damaged = self._first(f"{_DAMAGED}{_among(partitions)}", name)[0]
+        return Due(min(times, default=None), suspect is not None, damaged)
 
     def due_rows(
         self,
@@ -426,6 +483,10 @@ class TableReader:
 def places(values: Collection[object]) -> str:
     """Return as many question marks."""
     return ", ".join("?" * len(values))
+
+
+def _offset(one: Record | int) -> int:
+    return one if isinstance(one, int) else one.offset
 
 
 def _condition(states: Collection[State]) -> str:

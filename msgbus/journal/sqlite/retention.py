@@ -17,6 +17,7 @@ from msgbus.journal.sqlite.messages import BLOCK
 from msgbus.journal.sqlite.questions import QuestionReader
 from msgbus.journal.sqlite.reads import Source, places
 from msgbus.journal.sqlite.reserve import Reserve
+from msgbus.journal.sqlite.schema import read_meta, write_meta
 from msgbus.runtime.clock import Clock
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -55,9 +56,6 @@ SELECT offset FROM msgbus_pending
 WHERE subscription = ? AND offset >= ? AND offset <= ? AND body IS NULL AND state <> 'kept'
 """
 """By subscription: an index by offset would be one more to write with every claim."""
-_SET_TRIMMED: Final = """
-UPDATE msgbus_meta SET value = ? WHERE key = 'trimmed' AND CAST(value AS INTEGER) < ?
-"""
 _LOGGED: Final = "msgbus_deliveries_by_offset WHERE offset <> 0"
 _UNLOGGED: Final = "msgbus_deliveries_unlogged WHERE offset = 0"
 
@@ -184,7 +182,8 @@ def _queues(connection: sqlite3.Connection) -> list[str]:
 
 def _remove(connection: sqlite3.Connection, chunk: _Chunk) -> None:
     """Delete messages with their results, deliveries and kept rows."""
-    connection.execute(_SET_TRIMMED, (chunk.upto, chunk.upto))
+    if chunk.upto > int(read_meta(connection, "trimmed")):
+        write_meta(connection, "trimmed", str(chunk.upto))
     if not chunk.removed:
         return
     offsets = [offset for offset, _ in chunk.removed]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from msgbus.errors import JournalOpenError, JournalVersionError, NotAJournalError
+from msgbus.journal.sqlite.columns import checksum
 from msgbus.journal.sqlite.faults import translated
 from msgbus.journal.sqlite.files import (
     MEMORY,
@@ -19,15 +20,21 @@ from msgbus.journal.sqlite.files import (
 from msgbus.journal.sqlite.messages import associated, decoded
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from msgbus.journal.codec import PayloadCodec
 
 APPLICATION_ID: Final = 0x6D736762  # "msgb", shown by `file` and by `PRAGMA application_id`
 
-VERSION: Final = 15
+VERSION: Final = 16
 """Grows with every change of the tables; a file of another version is refused."""
 
 _TABLES: Final = """
-CREATE TABLE msgbus_meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE msgbus_meta (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL,
+    crc INTEGER NOT NULL
+) WITHOUT ROWID;
 CREATE TABLE msgbus_messages (
     offset INTEGER PRIMARY KEY,
     message_id TEXT NOT NULL UNIQUE,
@@ -97,6 +104,8 @@ CREATE INDEX msgbus_pending_key ON msgbus_pending (subscription, partition, key,
 CREATE INDEX msgbus_pending_holding ON msgbus_pending (subscription, partition, key)
     WHERE key IS NOT NULL AND state IN ('waiting', 'claimed', 'dead', 'damaged');
 CREATE INDEX msgbus_pending_dead ON msgbus_pending (subscription, offset) WHERE state = 'dead';
+CREATE INDEX msgbus_pending_damaged ON msgbus_pending (subscription, offset)
+    WHERE state = 'damaged';
 CREATE INDEX msgbus_pending_done ON msgbus_pending (subscription, partition, offset)
     WHERE state = 'done';
 CREATE UNIQUE INDEX msgbus_pending_unique ON msgbus_pending (subscription, unique_key)
@@ -105,7 +114,8 @@ CREATE TABLE msgbus_members (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     process TEXT NOT NULL,
     serves TEXT NOT NULL,
-    renewals INTEGER NOT NULL
+    renewals INTEGER NOT NULL,
+    crc INTEGER NOT NULL
 );
 CREATE TABLE msgbus_results (
     message_id TEXT PRIMARY KEY,
@@ -156,7 +166,8 @@ CREATE TABLE msgbus_deliveries (
     outcome TEXT NOT NULL,
     wait REAL NOT NULL,
     run REAL NOT NULL,
-    error TEXT
+    error TEXT,
+    crc INTEGER NOT NULL
 );
 CREATE INDEX msgbus_deliveries_by_offset ON msgbus_deliveries (offset) WHERE offset <> 0;
 CREATE INDEX msgbus_deliveries_by_time ON msgbus_deliveries (time, handler, outcome);
@@ -178,6 +189,9 @@ SELECT offset, message_id, name, version, topic, key, kind, time,
     CAST(payload AS TEXT) AS payload
 FROM msgbus_messages
 """
+_STATEMENTS: Final = tuple(statement.strip() for statement in _TABLES.split(";"))
+_VERSION: Final = "SELECT value FROM msgbus_meta WHERE key = 'schema_version'"
+_META: Final = "SELECT value, crc FROM msgbus_meta WHERE key = ?"
 
 
 def open_writer(
@@ -249,7 +263,9 @@ def has_journal(connection: sqlite3.Connection, path: str, *, adopt: bool) -> bo
         for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
     }
     if "msgbus_meta" in tables:
-        found = int(read_meta(connection, "schema_version") or 0)
+        # Without its checksum: another version may have none.
+        row = connection.execute(_VERSION).fetchone()
+        found = int(row[0]) if row is not None and str(row[0]).isdecimal() else 0
         if found != VERSION:
             raise JournalVersionError(path=path, found=found, supported=VERSION)
         return True
@@ -271,10 +287,10 @@ def _create(
     connection.execute("BEGIN IMMEDIATE")
     try:
         if not has_journal(connection, path, adopt=adopt):
-            for statement in _TABLES.split(";"):
+            for statement in _STATEMENTS:
                 connection.execute(statement)
             for key, value in _meta(codec).items():
-                connection.execute("INSERT INTO msgbus_meta VALUES (?, ?)", (key, value))
+                write_meta(connection, key, value)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
@@ -282,18 +298,54 @@ def _create(
         raise
 
 
+META: Final = ("schema_version", "journal_id", "trimmed", "delayed", "codec")
+"""Keys of the values that belong to the file as a whole."""
+
+
 def _meta(codec: PayloadCodec | None) -> dict[str, str]:
     sample = b"" if codec is None else codec.encode(b"msgbus", associated("journal"))
-    return {
-        "schema_version": str(VERSION),
-        "journal_id": uuid4().hex,
-        "trimmed": "0",
-        "delayed": "0",
-        "codec": sample.hex(),
+    values = (str(VERSION), uuid4().hex, "0", "0", sample.hex())
+    return dict(zip(META, values, strict=True))
+
+
+def read_meta(connection: sqlite3.Connection, key: str) -> str:
+    """Return a value that belongs to the file as a whole.
+
+    Raises:
+        sqlite3.DatabaseError: It is damaged or missing, as SQLite says it of its own.
+    """
+    row = connection.execute(_META, (key,)).fetchone()
+    return meta_value(key, *(row or (None, None)))
+
+
+def meta_value(key: str, value: object, crc: object) -> str:
+    """Return a value of the file as a whole if its checksum fits; see `read_meta`."""
+    if checksum(key, value) != crc:
+        error = sqlite3.DatabaseError(f"the row {key!r} of msgbus_meta is damaged or missing")
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+    return str(value)
+
+
+def write_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
+    """Write a value that belongs to the file as a whole."""
+    values = (key, value, checksum(key, value))
+    connection.execute("INSERT OR REPLACE INTO msgbus_meta VALUES (?, ?, ?)", values)
+
+
+def changed_objects(connection: sqlite3.Connection) -> Iterator[str]:
+    """Name the tables, indexes and views that are not as they were made."""
+    expected = {_name(statement): statement for statement in _STATEMENTS}
+    found = {
+        str(name): str(text)
+        for name, text in connection.execute(
+            "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+        )
     }
+    yield from (name for name, statement in expected.items() if found.get(name) != statement)
 
 
-def read_meta(connection: sqlite3.Connection, key: str) -> str | None:
-    """Return a value that belongs to the file as a whole."""
-    row = connection.execute("SELECT value FROM msgbus_meta WHERE key = ?", (key,)).fetchone()
-    return None if row is None else str(row[0])
+def _name(statement: str) -> str:
+    """Return what a statement creates."""
+    words = statement.split()
+    return words[3] if words[1] == "UNIQUE" else words[2]

@@ -49,7 +49,7 @@ from msgbus.journal.sqlite.messages import (
 )
 from msgbus.journal.sqlite.pending import PendingRows
 from msgbus.journal.sqlite.reads import Source
-from msgbus.journal.sqlite.schema import read_meta
+from msgbus.journal.sqlite.schema import read_meta, write_meta
 from msgbus.journal.sqlite.transactions import NotAtOnce, WriteTransaction, each, inserting
 
 _MESSAGES: Final = inserting("messages", MESSAGE)
@@ -204,10 +204,8 @@ class Store:
         return Appended(offset)
 
     def _next_delayed(self) -> int:
-        count = int(read_meta(self._connection, "delayed") or 0) + 1
-        self._connection.execute(
-            "UPDATE msgbus_meta SET value = ? WHERE key = 'delayed'", (str(count),)
-        )
+        count = int(read_meta(self._connection, "delayed")) + 1
+        write_meta(self._connection, "delayed", str(count))
         return count
 
     # -- cursors -------------------------------------------------------------------------------

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, starmap
 from typing import Final, TypeAlias
 
-from msgbus.journal.records import DELAYED, State
+from msgbus.journal.records import DELAYED, Record, State
 from msgbus.journal.reports import VerifyReport
 from msgbus.journal.sqlite.columns import (
     CURSOR,
+    DELIVERY,
     INSTANCE,
     LETTER,
+    MEMBER,
     PENDING,
     RESULT,
     pending_row,
     read_cursor,
+    read_delivery,
     read_instance,
     read_letter,
+    read_member,
     read_pending,
     read_result,
 )
+from msgbus.journal.sqlite.faults import is_the_file, is_undecodable
 from msgbus.journal.sqlite.messages import BLOCK, MESSAGE, SPAN, Row, block_rows, read_message
 from msgbus.journal.sqlite.questions import QuestionReader
-from msgbus.journal.sqlite.schema import read_meta
+from msgbus.journal.sqlite.reads import MOST_MISSING
+from msgbus.journal.sqlite.schema import META, changed_objects, read_meta
 
 MOST_LISTED: Final = 1000
 
@@ -57,11 +64,37 @@ SELECT subscription, offset FROM msgbus_pending
 WHERE body IS NULL AND (subscription = '{DELAYED}' OR NOT EXISTS (
     SELECT 1 FROM msgbus_messages WHERE msgbus_messages.offset = msgbus_pending.offset))
 """  # noqa: S608
+_WITHOUT_TIME: Final = """
+SELECT subscription, offset FROM msgbus_pending WHERE (state = 'waiting') <> (due IS NOT NULL)
+"""
+_WITHOUT_LETTER: Final = """
+SELECT subscription, offset FROM msgbus_pending AS row WHERE state = 'dead' AND NOT EXISTS (
+    SELECT 1 FROM msgbus_letters AS letter
+    WHERE letter.subscription = row.subscription AND letter.offset = row.offset)
+"""
+_WITHOUT_ROW: Final = """
+SELECT subscription, offset FROM msgbus_letters AS letter WHERE NOT EXISTS (
+    SELECT 1 FROM msgbus_pending AS row
+    WHERE row.subscription = letter.subscription AND row.offset = letter.offset
+        AND row.state <> 'done')
+"""
 _ROW_RULES: Final = {
     _PARKED: "is parked behind no other row of its key",
     _CLAIMED: "is claimed by no member, or has an owner without being claimed",
     _BEYOND: "is beyond what its subscription has fetched",
     _MISSING: "has no message, neither in the log nor in the row",
+    _WITHOUT_TIME: "waits for no time, or has one without waiting",
+    _WITHOUT_LETTER: "is dead and has no letter",
+    _WITHOUT_ROW: "has a letter, but is neither dead nor being replayed",
+}
+_NUMBERED: Final = {"members": "id", "letters": "number", "deliveries": "id"}
+_KEYS: Final = {
+    "members": "id",
+    "pending": "subscription, offset",
+    "letters": "subscription, offset",
+    "results": "message_id",
+    "instances": "name, key",
+    "deliveries": "id",
 }
 
 
@@ -70,44 +103,68 @@ def verify(reader: QuestionReader) -> VerifyReport:
 
     The whole file is read: this takes time, but nobody waits for it.
     """
-    messages, damaged, blocks = _messages(reader)
-    problems = chain(
-        _file(reader),
-        _meta(reader),
-        _blocks(reader, blocks),
-        _cursors(reader),
-        _checksums(reader, "pending", PENDING, _is_sound_row),
-        _checksums(reader, "letters", LETTER, read_letter),
-        _checksums(reader, "results", RESULT, lambda row: read_result(row, None)),
-        _checksums(reader, "instances", INSTANCE, lambda row: read_instance(row, None)),
-        _rows(reader),
-    )
+    log = _LogCheck()
+    checks = {
+        "log": log.check(reader),
+        "file": _file(reader),
+        "schema": _schema(reader),
+        "table msgbus_meta": _meta(reader),
+        "table msgbus_blocks": _blocks(reader, log.blocks),
+        "table msgbus_subscriptions": _cursors(reader),
+        "table msgbus_members": _checksums(reader, "members", MEMBER, read_member),
+        "table msgbus_pending": _checksums(reader, "pending", PENDING, _is_sound_row),
+        "table msgbus_letters": _checksums(reader, "letters", LETTER, read_letter),
+        "table msgbus_results": _checksums(reader, "results", RESULT, _read_result),
+        "table msgbus_instances": _checksums(reader, "instances", INSTANCE, _read_instance),
+        "table msgbus_deliveries": _checksums(reader, "deliveries", DELIVERY, read_delivery),
+        "relation between tables": chain(_rows(reader), _numbers(reader)),
+    }
+    problems = chain.from_iterable(starmap(_to_the_end, checks.items()))
     return VerifyReport(
-        messages=messages,
-        damaged=tuple(damaged[:MOST_LISTED]),
         problems=tuple(islice(problems, MOST_LISTED)),
+        messages=log.sound,
+        damaged=tuple(log.damaged[:MOST_LISTED]),
     )
 
 
-def _messages(reader: QuestionReader) -> tuple[int, list[int], set[_Block]]:
-    """Count the sound messages; list the damaged ones, and those missing beyond the trimmed.
+def _to_the_end(what: str, problems: Iterator[str]) -> Iterator[str]:
+    """Report a part of the file that cannot be read, and go on with the next one."""
+    try:
+        yield from problems
+    except sqlite3.DatabaseError as error:
+        # With text that is no text, everything is read again, leniently.
+        if is_undecodable(error) or not is_the_file(error):
+            raise
+        yield f"The {what} cannot be read to its end: {error!a}."
 
-    Returns also what the table of blocks must have.
-    """
-    sound, damaged, expected = 0, list[int](), reader.trimmed() + 1
-    blocks: set[_Block] = set()
-    query = f"SELECT {MESSAGE} FROM msgbus_messages ORDER BY offset"  # noqa: S608
-    for row in reader.connection.execute(query):
-        offset: int = row[0]
-        damaged += range(expected, min(offset, expected + MOST_LISTED))
-        expected = max(offset + 1, expected)
-        record = read_message(row, None)
+
+class _LogCheck:
+    """The messages: how many are sound, which are not, and what the table of blocks must have."""
+
+    def __init__(self) -> None:
+        self.sound = 0
+        self.damaged: list[int] = []
+        """Offsets of those that are damaged, or missing beyond the trimmed."""
+        self.blocks: set[_Block] = set()
+
+    def check(self, reader: QuestionReader) -> Iterator[str]:
+        """Read the log."""
+        expected = reader.trimmed() + 1
+        query = f"SELECT {MESSAGE} FROM msgbus_messages ORDER BY offset"  # noqa: S608
+        for row in reader.connection.execute(query):
+            offset: int = row[0]
+            self.damaged += range(expected, min(offset, expected + MOST_MISSING))
+            expected = max(offset + 1, expected)
+            self._note(offset, read_message(row, None))
+        yield from ()
+
+    def _note(self, offset: int, record: Record | int) -> None:
         if isinstance(record, int):
-            damaged.append(offset)
+            self.damaged.append(offset)
         else:
-            sound += 1
-            blocks.add((record.name, record.topic, record.time // SPAN, offset // BLOCK))
-    return sound, damaged, blocks
+            self.sound += 1
+            block = offset // BLOCK
+            self.blocks.add((record.name, record.topic, record.time // SPAN, block))
 
 
 def _blocks(reader: QuestionReader, blocks: set[_Block]) -> Iterator[str]:
@@ -126,27 +183,38 @@ def _file(reader: QuestionReader) -> Iterator[str]:
             yield str(text)
 
 
+def _schema(reader: QuestionReader) -> Iterator[str]:
+    for name in changed_objects(reader.connection):
+        yield f"{name} is missing, or not as this version of msgbus makes it."
+
+
 def _meta(reader: QuestionReader) -> Iterator[str]:
-    for key in ("schema_version", "trimmed", "delayed"):
-        if not (read_meta(reader.connection, key) or "").isdecimal():
-            yield f"The table msgbus_meta has no number for {key!r}."
-    delayed = read_meta(reader.connection, "delayed") or ""
-    query = "SELECT max(offset) FROM msgbus_pending WHERE subscription = ?"
-    (highest,) = reader.connection.execute(query, (DELAYED,)).fetchone()
-    if delayed.isdecimal() and highest is not None and highest > int(delayed):
-        yield f"Delayed event {highest} has a number that was not given yet."
+    for key in META:
+        try:
+            read_meta(reader.connection, key)
+        except sqlite3.DatabaseError as error:
+            yield f"{str(error).capitalize()}."
 
 
 def _checksums(
     reader: QuestionReader, table: str, columns: str, is_sound: Callable[[Row], object]
 ) -> Iterator[str]:
-    """Check a table whose key is the first column, or the first two."""
-    query = f"SELECT {columns} FROM msgbus_{table}"  # noqa: S608
+    """Check the rows of a table one by one."""
+    keys = _KEYS[table]
+    query = f"SELECT {keys}, {columns} FROM msgbus_{table}"  # noqa: S608
+    count = keys.count(",") + 1
     for row in reader.connection.execute(query):
-        if not is_sound(row):
-            key = row[:1] if table == "results" else row[:2]
-            which = ", ".join(ascii(value) for value in key)
+        if not is_sound(row[count:]):
+            which = ", ".join(ascii(value) for value in row[:count])
             yield f"The row ({which}) of msgbus_{table} is damaged: its checksum does not fit."
+
+
+def _read_result(row: Row) -> object:
+    return read_result(row, None)
+
+
+def _read_instance(row: Row) -> object:
+    return read_instance(row, None)
 
 
 def _is_sound_row(row: Row) -> bool:
@@ -171,6 +239,22 @@ def _cursors(reader: QuestionReader) -> Iterator[str]:
             )
         if cursor.owner is not None and cursor.owner not in members:
             yield f"{which} is owned by member {cursor.owner}, which does not exist."
+
+
+def _numbers(reader: QuestionReader) -> Iterator[str]:
+    """Check that no number will be given again."""
+    query = "SELECT max(offset) FROM msgbus_pending WHERE subscription = ?"
+    (highest,) = reader.connection.execute(query, (DELAYED,)).fetchone()
+    if highest is not None and highest > int(read_meta(reader.connection, "delayed")):
+        yield f"Delayed event {highest} has a number that was not given yet."
+    for table, column in _NUMBERED.items():
+        query = (
+            f"SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'msgbus_{table}'), 0), "  # noqa: S608
+            f"coalesce((SELECT max({column}) FROM msgbus_{table}), 0)"
+        )
+        given, highest = reader.connection.execute(query).fetchone()
+        if highest > given:
+            yield f"The row ({highest}) of msgbus_{table} has a number that was not given yet."
 
 
 def _rows(reader: QuestionReader) -> Iterator[str]:

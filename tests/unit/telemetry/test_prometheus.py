@@ -38,6 +38,7 @@ GAUGES = [
     "queue_size", "backpressure_active", "active_sessions", "registered_handlers",
     "events_scheduled", "circuit_breaker_state", "dead_letter_queue_size",
     "subscription_lag", "subscription_oldest_unacked_seconds", "subscription_scheduled",
+    "subscription_damaged",
     "subscription_active", "subscription_in_flight", "subscription_waiting", "journal_backlog",
 ]  # fmt: skip
 

@@ -23,7 +23,7 @@ from msgbus.testing.conformance.journal.kit import (
     join,
     make_record,
 )
-from tests.unit.journal.sqlite.files import change, sql
+from tests.unit.journal.sqlite.files import sql
 
 
 @pytest.fixture
@@ -42,8 +42,7 @@ async def test_it_satisfies_the_port(path: Path) -> None:
 async def test_offsets_are_not_used_again_after_a_trim_to_nothing(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         await fill(journal, 4)
-        sql(path, "DELETE FROM msgbus_messages")
-        change(path, "UPDATE msgbus_meta SET value = '4' WHERE key = 'trimmed'")
+        await journal.trim(before=5)
 
         assert await journal.head() == 4
         assert await fill(journal, 1) == [5]

@@ -210,7 +210,7 @@ async def test_a_row_with_a_body_needs_no_message(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         await fill(journal, 3)
         await journal.commit([Append(make_record(9), queue=DELAYED, due=TIME)])
-        await journal.commit([Put(make_row("orders", 2, State.DEAD, body=make_record(1)))])
+        await journal.commit([Put(make_row("orders", 2, State.DEAD, body=make_record(1)), LETTER)])
 
         assert await journal.trim(before=4) == TrimReport(removed=3, first=4)
         assert (await journal.verify()).is_sound

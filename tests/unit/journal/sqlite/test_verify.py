@@ -1,29 +1,36 @@
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from msgbus.journal.operations import Append, Pass, Put, Reply, Save
+from msgbus.journal.operations import Append, Note, Pass, Put, Reply, Save
 from msgbus.journal.records import (
     DELAYED,
     Cursor,
+    DeliveryRecord,
     Instance,
     Member,
+    Outcome,
     State,
 )
 from msgbus.journal.reports import VerifyReport
 from msgbus.journal.sqlite.columns import (
     CURSOR,
+    DELIVERY,
     INSTANCE,
     LETTER as LETTER_COLUMNS,
     PENDING,
     RESULT,
     cursor_row,
+    letter_row,
     pending_row,
 )
+from msgbus.journal.sqlite.files import PAGE_SIZE
 from msgbus.journal.sqlite.journal import SqliteJournal
 from msgbus.journal.sqlite.messages import MESSAGE
 from msgbus.testing.conformance.journal.kit import (
@@ -38,7 +45,7 @@ from msgbus.testing.conformance.journal.kit import (
     make_row,
     take,
 )
-from tests.unit.journal.sqlite.files import change
+from tests.unit.journal.sqlite.files import change, sql
 
 
 @pytest.fixture
@@ -61,6 +68,7 @@ async def fill_all(journal: SqliteJournal) -> Member:
             Append(make_record(7), queue=DELAYED, due=TIME),
             Reply("command", TIME, b"1", "error"),
             Save(Instance("manager", "k", b"{}", TIME, 1)),
+            Note(DeliveryRecord("command", "pack", 1, Outcome.OK, 0.5, 0.25, TIME, "E", 7)),
         ],
         member,
     )
@@ -100,6 +108,8 @@ NUMBERS = frozenset(
         "wake",
         "owner",
         "due",
+        "wait",
+        "run",
     ]
 )
 
@@ -129,6 +139,8 @@ async def test_verify_finds_a_changed_message(path: Path, column: str) -> None:
         *(("letters", column, "1") for column in LETTER_COLUMNS.split(", ")),
         *(("results", column, "1") for column in RESULT.split(", ")),
         *(("instances", column, "1") for column in INSTANCE.split(", ")),
+        *(("deliveries", column, "1") for column in DELIVERY.split(", ")),
+        *(("members", column, "1") for column in ("process", "serves", "crc")),
     ],
 )
 async def test_verify_finds_a_changed_column(
@@ -177,8 +189,10 @@ async def test_a_row_that_was_set_aside_is_sound_until_it_is_changed(path: Path)
 
 def put(path: Path, name: str, offset: int, state: State, **changes: Any) -> None:
     """Write a row with a checksum that fits, past all guards."""
-    values = pending_row(make_row(name, offset, state, **changes), None)
-    insert(path, "pending", PENDING, values)
+    row = make_row(name, offset, state, **changes)
+    insert(path, "pending", PENDING, pending_row(row, None))
+    if state is State.DEAD:
+        insert(path, "letters", LETTER_COLUMNS, letter_row(row, LETTER, None))
 
 
 def put_cursor(path: Path, cursor: Cursor) -> None:
@@ -323,11 +337,136 @@ async def test_verify_finds_a_number_of_a_delayed_event_that_was_not_given(path:
         assert "Delayed event 3" in await problems_of(journal)
 
 
-async def test_verify_finds_a_number_of_the_file_that_is_none(path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE msgbus_meta SET value = '1' WHERE key = 'delayed'",
+        "UPDATE msgbus_meta SET crc = 1 WHERE key = 'delayed'",
+        "DELETE FROM msgbus_meta WHERE key = 'delayed'",
+    ],
+)
+async def test_verify_finds_a_damaged_value_of_the_file(path: Path, damage: str) -> None:
     async with SqliteJournal(path) as journal:
-        change(path, "UPDATE msgbus_meta SET value = 'x' WHERE key = 'delayed'")
+        change(path, damage)
 
-        assert "'delayed'" in await problems_of(journal)
+        assert "'delayed' of msgbus_meta" in await problems_of(journal)
+
+
+@pytest.mark.parametrize(("state", "due"), [(State.WAITING, None), (State.PARKED, TIME)])
+async def test_verify_finds_a_row_with_a_wrong_time(
+    path: Path, state: State, due: float | None
+) -> None:
+    async with SqliteJournal(path) as journal:
+        await fill(journal, 2)
+        put(path, "orders", 1, State.DEAD, key="k")
+        put(path, "orders", 2, state, due=due, key="k")
+
+        assert "Message 2 of 'orders' waits for no time, or" in await problems_of(journal)
+
+
+async def test_verify_finds_a_dead_row_without_a_letter(path: Path) -> None:
+    async with SqliteJournal(path) as journal:
+        await fill(journal, 2)
+        put(path, "orders", 1, State.DEAD)
+        change(path, "DELETE FROM msgbus_letters")
+
+        assert "Message 1 of 'orders' is dead and has no letter" in await problems_of(journal)
+
+
+@pytest.mark.parametrize("left", [None, State.DONE])
+async def test_verify_finds_a_letter_without_its_row(path: Path, left: State | None) -> None:
+    async with SqliteJournal(path) as journal:
+        await fill(journal, 2)
+        put(path, "orders", 1, State.DEAD)
+        change(path, "DELETE FROM msgbus_pending")
+        if left is not None:
+            put(path, "orders", 1, left)
+
+        assert "Message 1 of 'orders' has a letter, but is" in await problems_of(journal)
+
+
+@pytest.mark.parametrize("table", ["members", "letters", "deliveries"])
+async def test_verify_finds_a_number_that_would_be_given_again(path: Path, table: str) -> None:
+    async with SqliteJournal(path) as journal:
+        await fill_all(journal)
+        change(path, "UPDATE sqlite_sequence SET seq = 0 WHERE name = ?", (f"msgbus_{table}",))
+
+        assert f"(1) of msgbus_{table} has a number" in await problems_of(journal)
+
+
+def rewrite(path: Path, name: str, old: str, new: str) -> None:
+    """Change what the file says of a table or an index, and nothing of its content."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        statement = "UPDATE sqlite_master SET sql = replace(sql, ?, ?) WHERE name = ?"
+        assert connection.execute(statement, (old, new, name)).rowcount == 1
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP INDEX msgbus_messages_by_kind",
+        "DROP VIEW msgbus_log",
+        "ALTER TABLE msgbus_deliveries ADD COLUMN note TEXT",
+    ],
+)
+async def test_verify_finds_tables_and_indexes_that_are_not_as_they_were_made(
+    path: Path, statement: str
+) -> None:
+    async with SqliteJournal(path) as journal:
+        await fill_all(journal)
+        sql(path, statement)
+
+        assert "as this version of msgbus makes it" in await problems_of(journal)
+
+
+async def test_verify_finds_an_index_that_does_not_agree_with_its_table(path: Path) -> None:
+    name = "msgbus_messages_by_key"
+    async with SqliteJournal(path) as journal:
+        await fill_all(journal)
+    sql(path, f"DROP INDEX {name}")
+    sql(path, f"CREATE INDEX {name} ON msgbus_messages (key) WHERE key IS NULL")
+    rewrite(path, name, "IS NULL", "IS NOT NULL")
+
+    async with SqliteJournal(path) as journal:
+        problems = (await journal.verify()).problems
+
+    assert len([one for one in problems if "missing from index" in one and name in one]) == 6
+
+
+async def test_verify_finds_two_rows_of_one_unique_key(path: Path) -> None:
+    name = "msgbus_pending_unique"
+    async with SqliteJournal(path) as journal:
+        await fill(journal, 2)
+    ((made,),) = sql(path, "SELECT sql FROM sqlite_master WHERE name = ?", (name,))
+    sql(path, f"DROP INDEX {name}")
+    for offset in (1, 2):
+        put(path, "orders", offset, State.WAITING, unique="u")
+    sql(path, made.replace("UNIQUE ", ""))
+    rewrite(path, name, "CREATE INDEX", "CREATE UNIQUE INDEX")
+
+    async with SqliteJournal(path) as journal:
+        problems = (await journal.verify()).problems
+
+    assert f"non-unique entry in index {name}" in problems
+
+
+async def test_verify_goes_on_behind_a_table_that_cannot_be_read(path: Path) -> None:
+    async with SqliteJournal(path) as journal:
+        await fill_all(journal)
+        ((root,),) = sql(path, "SELECT rootpage FROM sqlite_master WHERE name = 'msgbus_results'")
+        change(path, "UPDATE msgbus_letters SET note = 'other'")
+    with path.open("r+b") as file:
+        file.seek((root - 1) * PAGE_SIZE)
+        file.write(b"\xff" * 8)
+
+    async with SqliteJournal(path) as journal:
+        report = await journal.verify()
+
+    assert report.messages == 7
+    found = [one for one in report.problems if "table msgbus_results cannot be read" in one]
+    assert len(found) == 1
+    assert any("of msgbus_letters is damaged" in one for one in report.problems)
 
 
 async def test_no_more_than_a_thousand_problems_are_listed(path: Path) -> None:
