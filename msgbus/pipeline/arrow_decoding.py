@@ -223,13 +223,15 @@ class Decoder:
     ) -> Batch:
         columns: dict[str, Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
         texts: list[str | None] = columns["payload"].to_pylist()
+        was: list[str | None] = columns["_corrupt"].to_pylist()
         envelopes = (columns[name].to_pylist() for name in ("message_id", "name", "version"))
         rows = [
-            self._row(codec, plain, text, *envelope)
-            for text, *envelope in zip(texts, *envelopes, strict=True)
+            DecodedRow(None, before)
+            if message_id is None
+            else self._row(codec, plain, text, message_id, name, version)
+            for text, before, message_id, name, version in zip(texts, was, *envelopes, strict=True)
         ]
         own, rows = _arrays(self.message_type, rows)
-        was: list[str | None] = columns["_corrupt"].to_pylist()
         corrupt = [
             None if row.error is None else (text if text is not None else before)
             for row, text, before in zip(rows, texts, was, strict=True)

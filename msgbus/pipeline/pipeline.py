@@ -90,6 +90,9 @@ class Pipeline:
         Only the `columns` are read, and only rows `where` columns have these values, such as
         `{"name": "shop.OrderPlaced", "session_id": ["job-1", "job-2"]}`. Spark's own conditions
         on the frame give the same rows, after reading all.
+
+        A record that is damaged or missing has its offset, the reason in `_corrupt`, and NULL in
+        all other columns.
         """
         return read_all(self, RowSelection(MESSAGES, since, until, columns, where))
 
@@ -104,7 +107,8 @@ class Pipeline:
 
         Messages of known subclasses are included, with the fields of `message_type`; the column
         `name` tells them apart. Old versions are upcast. What cannot be decoded has its text in
-        `_corrupt`, the reason in `_error`, and no fields.
+        `_corrupt`, the reason in `_error`, and no fields; so has a record that is damaged or
+        missing, of whatever class it was: of it, there is nothing but its offset.
         """
         decoder = Decoder.of(message_type, self.types)
         where = {"name": decoder.names}
@@ -113,7 +117,8 @@ class Pipeline:
     def decoded(self, frame: DataFrame, message_type: type[Message]) -> DataFrame:
         """The rows of `messages` or `stream` as events of one class; see `events`."""
         decoder = Decoder.of(message_type, self.types)
-        return decoder.frame(frame.where(frame["name"].isin(decoder.names)))
+        name = frame["name"]
+        return decoder.frame(frame.where(name.isin(decoder.names) | name.isNull()))
 
     def corrupt(self, *message_types: type[Message]) -> DataFrame:
         """Count messages, and those that cannot be decoded, by name and version."""

@@ -297,7 +297,7 @@ async def fold(
     Raises:
         ProjectionError: The projection cannot be used.
         StoredMessageError: An event does not decode, and `skip_corrupt` is not set.
-        JournalCorruptError: A record is damaged, and `skip_corrupt` is not set.
+        JournalCorruptError: A record is damaged or missing, and `skip_corrupt` is not set.
     """
     checked = plan(projection, key=key, skip_corrupt=skip_corrupt)
     codec, states = checked.codec(), States(checked)
@@ -309,7 +309,7 @@ async def fold(
         async for page in pages:
             found = [one for one in page if isinstance(one, Record)]
             if len(found) < len(page) and not skip_corrupt:
-                raise _damaged(next(one for one in page if isinstance(one, int)))
+                raise damaged_record(next(one for one in page if isinstance(one, int)))
             wanted = [record for record in found if _is_between(record, since, until)]
             states.advance(_with_keys(checked, codec, wanted))
     return list(states.rows())
@@ -336,10 +336,11 @@ def _offset(record: Record | int) -> int:
     return record if isinstance(record, int) else record.offset
 
 
-def _damaged(offset: int) -> JournalCorruptError:
+def damaged_record(offset: int) -> JournalCorruptError:
+    """The error for a record that is damaged or missing."""
     return JournalCorruptError(
-        f"Message {offset} of the journal is damaged. Restore a backup; skip_corrupt=True leaves "
-        f"such messages out, and journal.verify() lists all of them."
+        f"Message {offset} of the journal is damaged or missing. Restore a backup; "
+        f"skip_corrupt=True leaves such messages out, and journal.verify() lists all of them."
     )
 
 

@@ -29,7 +29,7 @@ from msgbus.pipeline.arrow import (
 )
 from msgbus.pipeline.arrow_decoding import COLUMNS, PlainPayload, StoredRows
 from msgbus.pipeline.lake.reading import Parts
-from msgbus.pipeline.projections import Fold, States, in_chunks
+from msgbus.pipeline.projections import Fold, States, damaged_record, in_chunks
 from msgbus.pipeline.schemas import spark_schema, to_row
 from msgbus.pipeline.source.journal_file import FEWEST, Range
 from msgbus.pipeline.source.options import read_options
@@ -39,6 +39,8 @@ from msgbus.pipeline.source.tables import MESSAGES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+
+pc: Any = import_module("pyarrow.compute")
 
 KEY: Final = "_key"
 _ROWS: Final = 10_000
@@ -105,14 +107,25 @@ def _with_key(fold: Fold) -> StructType:
 
 
 def _packing(fold: Fold, buckets: int, schema: Schema) -> BatchFunction:
-    if fold.key is None:
-        return packer(buckets, "key")
-    pack = packer(buckets, KEY)
+    pack = packer(buckets, "key" if fold.key is None else KEY)
 
     def run(batches: Batches) -> Batches:
-        return pack(_keyed(fold, schema, batches))
+        sound = _sound(batches, skip_corrupt=fold.skip_corrupt)
+        return pack(sound if fold.key is None else _keyed(fold, schema, sound))
 
     return run
+
+
+def _sound(batches: Batches, *, skip_corrupt: bool) -> Batches:
+    """Leave out records that are damaged or missing, or fail with the first of them."""
+    for batch in batches:
+        is_sound = pc.is_valid(batch.column("message_id"))
+        if pc.all(is_sound).as_py() is False:
+            if not skip_corrupt:
+                offsets = batch.column("offset").filter(pc.invert(is_sound))
+                raise damaged_record(offsets[0].as_py())
+            batch = batch.filter(is_sound)  # noqa: PLW2901
+        yield batch
 
 
 def _keyed(fold: Fold, schema: Schema, batches: Batches) -> Batches:
@@ -152,8 +165,6 @@ def _rows_of(states: States, fold: Fold, schema: Schema) -> Batches:
         rows = [to_row(row, fold.row) for row in chunk]
         yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
-
-pc: Any = import_module("pyarrow.compute")
 
 PACKED: Final = "bucket int, first long, last long, size long, rows binary"
 """The columns of packs: bucket, first and last offset, uncompressed size, and messages."""

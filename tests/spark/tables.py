@@ -69,6 +69,7 @@ def delivery(
         "run": run,
         "time": of["time"] + timedelta(microseconds=round((wait + run) * 1e6)),
         "error": error,
+        "_corrupt": None,
     }
 
 

@@ -286,7 +286,7 @@ def _delivery_checksum(
     error: str | None,
 ) -> int:
     text = f"{handler}\x1f{message_id}\x1f{outcome}\x1f{NONE if error is None else error}"
-    return crc32(text.encode(), crc32(_figures(offset, attempt, time, wait, run)))
+    return crc32(_figures(offset, attempt, time, wait, run) + text.encode())
 
 
 def read_delivery(row: Row) -> DeliveryRecord | None:

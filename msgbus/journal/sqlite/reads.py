@@ -188,10 +188,10 @@ class TableReader:
 
     def _with_missing(self, scan: Scan, after: int, until: int, limit: int) -> Scan:
         """Add the offsets of messages that are neither there nor trimmed, as if damaged."""
-        count = "SELECT count(*) FROM msgbus_messages WHERE offset > ? AND offset <= ?"
-        if self._first(count, after, scan.upto)[0] == scan.upto - after:
+        missing = self.missing(after, scan.upto)
+        if not missing:
             return scan
-        found = sorted([*scan.records, *self.missing(after, scan.upto)], key=_offset)
+        found = sorted([*scan.records, *missing], key=_offset)
         if len(found) >= limit:
             return Scan(found[:limit], _offset(found[limit - 1]))
         upto = scan.upto
@@ -206,6 +206,9 @@ class TableReader:
 
     def missing(self, after: int, upto: int) -> list[int]:
         """Return offsets that are neither there nor trimmed, of each gap the first thousand."""
+        count = "SELECT count(*) FROM msgbus_messages WHERE offset > ? AND offset <= ?"
+        if self._first(count, after, upto)[0] >= upto - after:
+            return []
         after = max(after, self.trimmed())
         query = (
             "SELECT offset FROM msgbus_messages WHERE offset > ? AND offset <= ? ORDER BY offset"

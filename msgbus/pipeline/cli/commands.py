@@ -49,6 +49,12 @@ def export(options: argparse.Namespace) -> int:
     if done.missing:
         gaps = ", ".join(f"{first} to {last}" for first, last in done.missing)
         text += f"\nTrimmed from the journal before they could be exported: offsets {gaps}."
+    if done.damaged or done.damaged_deliveries:
+        text += (
+            f"\nLeft out, as they are damaged or missing: {len(done.damaged)} messages and "
+            f"{len(done.damaged_deliveries)} deliveries. They stay in the journal. Check it with "
+            f"journal.verify(), and restore a backup."
+        )
     say(options, asdict(done), text)
     return 0
 

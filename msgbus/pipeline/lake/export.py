@@ -30,6 +30,7 @@ from msgbus.pipeline.source.journal_file import Bounds, Range, batches, bounds_o
 from msgbus.pipeline.source.options import ReadOptions
 from msgbus.pipeline.source.source import check_sealed, query_of
 from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES, Table
+from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
     from msgbus.pipeline.pipeline import Pipeline
@@ -58,6 +59,10 @@ class ExportReport:
     """The last offset that the lake holds."""
     missing: tuple[tuple[int, int], ...] = ()
     """Offsets, from and to, that were trimmed from the journal before they could be exported."""
+    damaged: tuple[int, ...] = ()
+    """Offsets of messages that are damaged or missing: they are left out, and are in no file."""
+    damaged_deliveries: tuple[int, ...] = ()
+    """Ids of deliveries that are damaged, likewise."""
 
 
 def export(
@@ -72,6 +77,9 @@ def export(
     Rows that come meanwhile are left to the next export. After an interruption at any moment, the
     next export goes on from the last sealed range; no row is ever in the lake twice. Only one
     export to a lake runs at a time.
+
+    No row is sealed whose checksum does not fit: it stays in the journal, the report and the
+    manifest name it, and readers of the lake see it as they see it in the journal.
 
     Args:
         source: A pipeline, or frames with its columns.
@@ -137,9 +145,12 @@ def _seal(
 ) -> SealedSegment:
     first, last = span
     sealed = first - 1 if table is MESSAGES else folder.sealed(MESSAGES.name)
-    staged = origin.stage(table, span, sealed, LakePaths(folder.path, staging))
+    staged, damaged = origin.stage(table, span, sealed, LakePaths(folder.path, staging))
+    if damaged:
+        log.warning("lake_left_out", lake=str(folder.path), table=table.name, damaged=damaged[:10])
     anchor = origin.message_id(last) if table is MESSAGES else None
-    return folder.seal(SealedSegment(table.name, first, last, 0, (), anchor), staged)
+    segment = SealedSegment(table.name, first, last, 0, (), anchor, tuple(damaged))
+    return folder.seal(segment, staged)
 
 
 def _check_identity(folder: Lake, origin: _JournalOrigin | _FramesOrigin) -> None:
@@ -167,7 +178,13 @@ def _report(
         files=sum(len(one.files) for one in made),
         sealed=folder.sealed(MESSAGES.name),
         missing=tuple(missing),
+        damaged=_damaged(made, MESSAGES),
+        damaged_deliveries=_damaged(made, DELIVERIES),
     )
+
+
+def _damaged(made: list[SealedSegment], table: Table) -> tuple[int, ...]:
+    return tuple(one for segment in made if segment.table == table.name for one in segment.damaged)
 
 
 @final
@@ -180,9 +197,7 @@ class _JournalOrigin:
     def bounds(self, table: Table) -> Bounds:
         return bounds_of(self._pipe.path, table)
 
-    def stage(
-        self, table: Table, span: tuple[int, int], sealed: int, paths: LakePaths
-    ) -> list[StagedFile]:
+    def stage(self, table: Table, span: tuple[int, int], sealed: int, paths: LakePaths) -> Staged:
         check_sealed(self._pipe.path, sealed)
         # All kinds: what is sealed may be trimmed, control records too.
         where = {"kind": list(map(str, Kind))} if table is MESSAGES else None
@@ -222,7 +237,7 @@ class _FramesOrigin:
         span: tuple[int, int],
         sealed: int,  # noqa: ARG002
         paths: LakePaths,
-    ) -> list[StagedFile]:
+    ) -> Staged:
         rows = self._frames[table.name].where(sql.col(table.position).between(*span))
         return stage(rows, table, paths)
 
@@ -251,8 +266,16 @@ class LakePaths(NamedTuple):
     staging: Path
 
 
-def stage(frame: DataFrame, table: Table, paths: LakePaths) -> list[StagedFile]:
-    """Write the rows of a frame to files in the staging folder, one per task and day.
+class Staged(NamedTuple):
+    """What the tasks have written, and what they have left out."""
+
+    files: list[StagedFile]
+    damaged: list[int]
+    """Offsets or ids of rows that are damaged or missing, in order."""
+
+
+def stage(frame: DataFrame, table: Table, paths: LakePaths) -> Staged:
+    """Write the sound rows of a frame to files in the staging folder, one per task and day.
 
     A repeated task writes new files; those of its first attempt are not in the result.
     """
@@ -265,14 +288,18 @@ def stage_ranges(
     ranges: Sequence[Range],
     table: Table,
     paths: LakePaths,
-) -> list[StagedFile]:
+) -> Staged:
     """The same for ranges that tasks read themselves."""
     return _staged(in_tasks(spark, read, ranges, _writer(table, paths), _RESULT))
 
 
-def _staged(frame: DataFrame) -> list[StagedFile]:
+def _staged(frame: DataFrame) -> Staged:
     rows: list[Row] = frame.collect()
-    return [StagedFile(row["path"], row["date"], row["rows"], row["first"]) for row in rows]
+    files = [row for row in rows if row["path"] is not None]
+    return Staged(
+        [StagedFile(row["path"], row["date"], row["rows"], row["first"]) for row in files],
+        sorted(row["first"] for row in rows if row["path"] is None),
+    )
 
 
 def _writer(table: Table, paths: LakePaths) -> BatchFunction:
@@ -283,16 +310,20 @@ def _writer(table: Table, paths: LakePaths) -> BatchFunction:
 
     def write(batches: Batches) -> Batches:
         days: dict[date, DayFile] = {}
+        damaged: list[int] = []
         try:
             for batch in batches:
-                for day, rows in _by_day(pa.Table.from_batches([batch]).cast(schema)):
+                is_sound = pc.is_valid(batch.column("message_id"))
+                damaged += batch.column(position).filter(pc.invert(is_sound)).to_pylist()
+                sound = pa.Table.from_batches([batch]).filter(is_sound)
+                for day, rows in _by_day(sound.cast(schema)):
                     if day not in days:
                         days[day] = DayFile(schema, position, Path(staging), day)
                     days[day].add(rows)
         finally:
             for one in days.values():
                 one.close()
-        yield _result(list(days.values()), Path(lake))
+        yield _result(list(days.values()), damaged, Path(lake))
 
     return write
 
@@ -308,7 +339,9 @@ class DayFile:
         self.path = staging / f"{uuid.uuid4().hex}.parquet"
         self._position = position
         self._waiting: list[Rows] = []
-        self._writer = pq.ParquetWriter(self.path, schema, compression="zstd")
+        self._writer = pq.ParquetWriter(
+            self.path, schema, compression="zstd", write_page_checksum=True
+        )
 
     def add(self, rows: Rows) -> None:
         """Write these rows, now or on `close`."""
@@ -340,12 +373,18 @@ def _by_day(rows: Rows) -> Iterator[tuple[date, Rows]]:
         yield day, rows if len(found) == 1 else rows.filter(pc.equal(days, pa.scalar(day)))
 
 
-def _result(files: list[DayFile], lake: Path) -> Batch:
+def _result(files: list[DayFile], damaged: list[int], lake: Path) -> Batch:
+    """One row for each file, and one without a path for each row that was left out."""
+    rows: list[tuple[str | None, str | None, int, int]] = [
+        (one.path.relative_to(lake).as_posix(), one.date, one.rows, one.first) for one in files
+    ]
+    rows += [(None, None, 0, position) for position in damaged]
+    paths, dates, counts, first = zip(*rows, strict=True) if rows else ((), (), (), ())
     return pa.RecordBatch.from_pydict(
         {
-            "path": pa.array([one.path.relative_to(lake).as_posix() for one in files], pa.string()),
-            "date": pa.array([one.date for one in files], pa.string()),
-            "rows": pa.array([one.rows for one in files], pa.int64()),
-            "first": pa.array([one.first for one in files], pa.int64()),
+            "path": pa.array(paths, pa.string()),
+            "date": pa.array(dates, pa.string()),
+            "rows": pa.array(counts, pa.int64()),
+            "first": pa.array(first, pa.int64()),
         }
     )

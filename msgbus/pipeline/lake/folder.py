@@ -56,6 +56,8 @@ class SealedSegment(NamedTuple):
     """Paths relative to the lake's folder."""
     anchor: str | None = None
     """The id of the last message, to recognize the journal."""
+    damaged: tuple[int, ...] = ()
+    """Offsets or ids of its rows that were damaged or missing: they are in no file."""
 
     @property
     def name(self) -> str:
@@ -154,6 +156,7 @@ class Lake:
             written = content.pop("format")
             moves = content.pop("moves", {})
             content["files"] = tuple(content["files"])
+            content["damaged"] = tuple(content["damaged"])
             segment = SealedSegment(**content)
         except (ValueError, TypeError, KeyError) as error:
             raise LakeDamagedError(

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from pyspark.sql import Column, DataFrame, SparkSession, functions as sql
 
 from msgbus.pipeline.lake.folder import Lake, SealedSegment
-from msgbus.pipeline.source.selection import Bound, RowSelection
+from msgbus.pipeline.source.selection import UNKNOWN, Bound, RowSelection
 from msgbus.pipeline.source.tables import MESSAGES, Table
 
 if TYPE_CHECKING:
     from msgbus.pipeline.pipeline import Pipeline
+
+_VERIFY: Final = ("parquet.page.verify-checksum.enabled", "true")
+"""Without it, Spark takes a damaged page for data, if that can be unpacked."""
+
+LEFT_OUT: Final = "The record was damaged or missing when it was to be sealed."
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -90,10 +95,36 @@ def _sealed(
         for file in segment.files
         if _may_hold(segment, file, selection.since, selection.until)
     ]
+    left_out = _left_out(spark, segments, selection)
     if not paths:
-        empty = [sql.lit(None).cast(one.dataType).alias(one.name) for one in schema.fields]
-        return spark.range(0).select(*empty).select(*selection.names)
-    return _filtered(spark.read.schema(schema).parquet(*paths), selection)
+        return left_out
+    sealed = _filtered(spark.read.schema(schema).option(*_VERIFY).parquet(*paths), selection)
+    has_left_out = any(segment.damaged for segment in segments)
+    return sealed.unionAll(left_out) if has_left_out else sealed
+
+
+def _left_out(
+    spark: SparkSession, segments: Sequence[SealedSegment], selection: RowSelection
+) -> DataFrame:
+    """Rows that an export has left out, as the journal shows them."""
+    table, positions = selection.table, list[int]()
+    if UNKNOWN.keys() >= (selection.where or {}).keys():
+        damaged = (position for segment in segments for position in segment.damaged)
+        positions = [position for position in damaged if _is_between(position, selection)]
+    known = sql.split(sql.lit(",".join(map(str, positions or [0]))), ",").cast("array<bigint>")
+    position = sql.explode(known).alias(table.position)
+    columns = {one.name: sql.lit(None).cast(one.dataType) for one in table.schema.fields}
+    columns |= {table.position: sql.col(table.position), "_corrupt": sql.lit(LEFT_OUT)}
+    rows = spark.range(1 if positions else 0).select(position)
+    return rows.select(*(columns[name].alias(name) for name in selection.names))
+
+
+def _is_between(position: int, selection: RowSelection) -> bool:
+    """Tell whether a row of which only its position is known may be among those selected."""
+    since, until = selection.since, selection.until
+    if isinstance(since, int) and position < since:
+        return False
+    return not isinstance(until, int) or position < until
 
 
 def _filtered(frame: DataFrame, selection: RowSelection) -> DataFrame:

@@ -43,7 +43,9 @@ def collect(
 ) -> values.ReportData:
     """Run the jobs of a report and collect their results."""
     made = now or datetime.now(UTC)
-    messages = messages.select(*jobs.MESSAGE_COLUMNS).persist()
+    # A record that is damaged has nothing but its offset.
+    messages = messages.select(*jobs.MESSAGE_COLUMNS).where("message_id is not null").persist()
+    deliveries = deliveries.where("message_id is not null")
     deliveries = jobs.named_deliveries(messages, deliveries).persist()
     try:
         first, last = _span(messages, deliveries)

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from pyspark.sql import types
 from pyspark.sql.datasource import InputPartition
 
 from msgbus.errors import (
@@ -30,23 +29,23 @@ from msgbus.journal.sqlite.messages import decoded
 from msgbus.journal.sqlite.questions import QuestionReader
 from msgbus.journal.sqlite.reads import Source
 from msgbus.journal.sqlite.schema import has_journal, read_meta
-from msgbus.pipeline.arrow import Array, ArrowType, Batch, Schema, arrow_schema, arrow_type, pa
+from msgbus.pipeline.arrow import Array, ArrowType, Batch, Schema, arrow_schema, pa
+from msgbus.pipeline.source.checksums import damaged
 from msgbus.pipeline.source.options import file_uri, payload_codec
-from msgbus.pipeline.source.tables import HELPERS, MESSAGES, Table
+from msgbus.pipeline.source.tables import MESSAGES, Table
 
 # -- the query -----------------------------------------------------------------------------
 
-_EXAMPLES: Final[Mapping[type[types.DataType], str]] = {
-    types.DoubleType: "0.0",
-    types.IntegerType: "0",
-    types.LongType: "0",
-    types.StringType: "''",
-    types.TimestampType: "0",
-}
-_HELPER_EXAMPLES: Final = {"_payload": "x''", "_is_json": "0", "_headers": "''"}
-_HELPER_TYPES: Final = {"_payload": pa.binary(), "_is_json": pa.int64(), "_headers": pa.string()}
+pc: Any = import_module("pyarrow.compute")
+
 _ASSOCIATED: Final = ("message_id", "name")
 """Columns that a codec is given with the payload; see `PayloadCodec`."""
+
+_OWN_ID: Final = ("correlation_id", "root_id")
+"""Columns that are NULL where they are the message's own id."""
+
+DAMAGED: Final = "The record is damaged: its checksum does not fit."
+MISSING: Final = "The record is missing: it was removed, and not by a trim."
 
 
 class JournalQuery(NamedTuple):
@@ -66,22 +65,33 @@ class JournalQuery(NamedTuple):
     """Where the codec of the payloads is, as `module:name`."""
     is_checked: bool = True
     """Whether payloads are checked to be JSON."""
+    among: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Texts that columns must have, of which the conditions let through unknown ones, too."""
+    finds_missing: bool = True
+    """Whether messages that are missing belong to the rows that are wanted."""
+
+    @property
+    def is_verified(self) -> bool:
+        """Whether rows are read that may be damaged, and not only their positions."""
+        return bool(self.among) or not {self.table.position}.issuperset(self.columns)
 
     def parts(self) -> list[str]:
-        """The columns to select: plain ones, and the helpers of others."""
-        wanted: dict[str, None] = {}
+        """What to select: all that the checksum covers, and what columns are made from."""
+        table = self.table
+        if not self.is_verified:
+            return [table.position]
+        numbers, texts, rest = table.covered
+        wanted = dict.fromkeys((table.position, *numbers, *texts, *rest, "crc"))
         for name in self.columns:
-            for part in self.table.columns[name].needs or (name,):
-                if part != "_is_json" or self.is_checked:
-                    wanted[part] = None
-        if self.codec is not None and "_payload" in wanted:
-            wanted.update(dict.fromkeys(_ASSOCIATED))
-        # Spark may want no column at all, but rows to count.
-        return list(wanted) or [self.table.position]
+            wanted.update(dict.fromkeys(table.columns[name].needs))
+        if not self.is_checked:
+            wanted.pop("_is_json", None)
+        return list(wanted)
 
     def sql(self) -> str:
         """The SQL statement."""
-        expressions = ", ".join(f"{self._expression(part)} AS {part}" for part in self.parts())
+        parts = self.table.parts
+        expressions = ", ".join(f"{parts[name].sql} AS {name}" for name in self.parts())
         where = [f"{self.table.position} BETWEEN {self.low} AND {self.high}", *self.conditions]
         return (
             f"SELECT {expressions} FROM {self.table.relation} "  # noqa: S608 (no user's text)
@@ -90,27 +100,12 @@ class JournalQuery(NamedTuple):
 
     def example(self) -> str:
         """A statement that selects one row of the right types."""
-        return "SELECT " + ", ".join(f"{self._example(part)} AS {part}" for part in self.parts())
+        parts = self.table.parts
+        return f"SELECT {', '.join(f'{parts[name].example} AS {name}' for name in self.parts())}"
 
     def schema(self) -> Schema:
         """The types of the parts as SQLite returns them."""
-        return pa.schema([(part, self._type(part)) for part in self.parts()])
-
-    def _expression(self, part: str) -> str:
-        return HELPERS[part] if part in HELPERS else self.table.columns[part].sql
-
-    def _example(self, part: str) -> str:
-        if part in HELPERS:
-            return _HELPER_EXAMPLES[part]
-        return _EXAMPLES[type(self.table.columns[part].type)]
-
-    def _type(self, part: str) -> ArrowType:
-        if part in HELPERS:
-            return _HELPER_TYPES[part]
-        spark_type = self.table.columns[part].type
-        if isinstance(spark_type, (types.StringType, types.DoubleType)):
-            return arrow_type(spark_type)
-        return pa.int64()
+        return pa.schema([(name, self.table.parts[name].type) for name in self.parts()])
 
 
 # -- how much at once ----------------------------------------------------------------------
@@ -138,11 +133,26 @@ def fitting_rows(connection: sqlite3.Connection) -> int:
 
 
 def batches(query: JournalQuery, engine: str) -> Iterator[Batch]:
-    """The rows of a query, as its columns."""
+    """The rows of a query, as its columns.
+
+    A row that is damaged or missing has its position, and the reason in `_corrupt`.
+    """
     read = _adbc if engine_of(engine) == "adbc" else _sqlite3
+    missing = _missing(query)
     for batch in read(query):
         if batch.num_rows:
             yield finished(batch, query)
+    if missing:
+        yield _empty_rows(pa.array(missing, pa.int64()), query, MISSING)
+
+
+def _missing(query: JournalQuery) -> list[int]:
+    """The offsets of messages that are neither there nor trimmed."""
+    if query.table is not MESSAGES or not query.finds_missing:
+        return []
+    with reading(query.path) as connection:
+        reader = QuestionReader(connection, Source(query.path, None))
+        return reader.missing(query.low - 1, min(query.high, reader.head()))
 
 
 def engine_of(engine: str) -> str:
@@ -205,7 +215,7 @@ def _sqlite3(query: JournalQuery) -> Generator[Batch, None, None]:
 
 
 def _trimmed(connection: sqlite3.Connection) -> int:
-    return int(read_meta(connection, "trimmed") or 0)
+    return int(read_meta(connection, "trimmed"))
 
 
 def _check_trimmed(query: JournalQuery, trimmed: int) -> None:
@@ -219,28 +229,74 @@ def _check_trimmed(query: JournalQuery, trimmed: int) -> None:
 
 def finished(batch: Batch, query: JournalQuery) -> Batch:
     """The columns of a query, from a batch of parts."""
-    schema = arrow_schema(query.table.select(query.columns))
-    parts = dict(zip(batch.schema.names, batch.columns, strict=True))
-    payloads = _payloads(parts, payload_codec(query.codec)) if "_payload" in parts else {}
-    columns: list[Array] = []
-    for field in schema:
-        if field.name in payloads:
-            columns.append(payloads[field.name])
-        elif field.name == "headers":
-            columns.append(_headers(parts["_headers"], field.type))
+    parts: dict[str, Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if not query.is_verified:
+        return _from_columns(query, parts, batch.num_rows)
+    bad = damaged(parts, query.table.covered)
+    if bad is not None:
+        position = query.table.position
+        broken = _empty_rows(parts[position].filter(bad), query, DAMAGED)
+        batch = batch.filter(pc.invert(bad))
+        return pa.concat_batches([finished(batch, query), broken]) if batch.num_rows else broken
+    for name, values in query.among:
+        parts = _only(parts, pc.is_in(parts[name], pa.array(map(str.encode, values), pa.binary())))
+    return _from_columns(query, _columns(parts, query), len(parts[query.table.position]))
+
+
+def _only(parts: Mapping[str, Array], wanted: Array) -> dict[str, Array]:
+    return {name: part.filter(wanted) for name, part in parts.items()}
+
+
+def _columns(parts: Mapping[str, Array], query: JournalQuery) -> dict[str, Array]:
+    """The columns that are wanted, from the parts of undamaged rows."""
+    payloads: dict[str, Array] = {}
+    if not {"payload", "_corrupt"}.isdisjoint(query.columns):
+        payloads = _payloads(parts, payload_codec(query.codec))
+    found: dict[str, Array] = {}
+    for field in arrow_schema(query.table.select(query.columns)):
+        name = field.name
+        if name in payloads:
+            found[name] = payloads[name]
+        elif name == "headers":
+            found[name] = _headers(parts[name].cast(pa.string()), field.type)
+        elif name in _OWN_ID:
+            found[name] = pc.coalesce(parts[name], parts["message_id"]).cast(field.type)
+        elif name == "offset" and query.table is not MESSAGES:
+            found[name] = pc.if_else(pc.equal(parts[name], 0), None, parts[name])
         else:
-            columns.append(parts[field.name].cast(field.type))
-    if not columns:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
+            found[name] = parts[(query.table.columns[name].needs or (name,))[0]].cast(field.type)
+    return found
+
+
+def _empty_rows(positions: Array, query: JournalQuery, reason: str) -> Batch:
+    """Rows of which nothing can be read but where they are."""
+    known = {
+        query.table.position: positions,
+        "_corrupt": pa.array([reason] * len(positions), pa.string()),
+    }
+    return _from_columns(query, known, len(positions))
+
+
+def _from_columns(query: JournalQuery, known: Mapping[str, Array], count: int) -> Batch:
+    """A batch of the columns that are wanted; those that are not known are null."""
+    schema = arrow_schema(query.table.select(query.columns))
+    if not len(schema):
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+    columns = [
+        known[field.name] if field.name in known else pa.nulls(count, field.type)
+        for field in schema
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _payloads(parts: Mapping[str, Array], codec: PayloadCodec | None) -> dict[str, Array]:
     """`payload` where it is JSON, `_corrupt` where it is not."""
-    raw = parts["_payload"]
+    if "payload" not in parts:  # deliveries have none
+        return {"_corrupt": pa.nulls(len(parts["crc"]), pa.string())}
+    raw = parts["payload"]
     if codec is not None:
-        values = (one.to_pylist() for one in (raw, *(parts[name] for name in _ASSOCIATED)))
-        return _texts([_through(codec, *one) for one in zip(*values, strict=True)])
+        ids = (parts[name].cast(pa.string()).to_pylist() for name in _ASSOCIATED)
+        return _texts([_through(codec, *one) for one in zip(raw.to_pylist(), *ids, strict=True)])
     flags = parts["_is_json"].to_pylist() if "_is_json" in parts else [1] * len(raw)
     if flags.count(1) == len(flags):
         try:

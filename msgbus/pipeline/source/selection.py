@@ -41,6 +41,16 @@ With that of another, such as `name`, rows would not come in the order of their 
 _NO_CONTROL: Final = {"kind": [Kind.EVENT.value, Kind.COMMAND.value]}
 
 
+_KNOWN: Final = "SELECT value FROM msgbus_blocks WHERE typeof(value) = 'text'"
+
+UNKNOWN: Final[Mapping[str, str]] = {
+    "kind": ", ".join(f"'{kind}'" for kind in Kind),
+    "name": _KNOWN,
+    "topic": _KNOWN,
+}
+"""The texts that messages have in these columns; a condition lets through all others."""
+
+
 class RowSelection(NamedTuple):
     """Rows from `since` on and before `until`, where columns have certain values."""
 
@@ -145,6 +155,9 @@ def _one_of(table: Table, name: str, values: list[Any]) -> str:
     literals = [_literal(name, value, is_text) for value in values if value is not None]
     sql = column.sql if name in _BY_INDEX else f"+{column.sql}"
     parts = [f"{sql} IN ({', '.join(literals)})"]
+    if name in UNKNOWN:
+        # One that no message has is damaged: it is read, and its checksum does not fit.
+        parts.append(f"{sql} NOT IN ({UNKNOWN[name]})")
     if len(literals) < len(values):
         parts.append(f"{sql} IS NULL")
     return f"({' OR '.join(parts)})"

@@ -33,7 +33,7 @@ from msgbus.pipeline.source.journal_file import (
     split,
 )
 from msgbus.pipeline.source.options import ReadOptions, read_options, write_options
-from msgbus.pipeline.source.selection import conditions
+from msgbus.pipeline.source.selection import UNKNOWN, compared, conditions
 from msgbus.pipeline.source.tables import NAME, Table
 from msgbus.pipeline.source.writer import JournalStreamWriter, JournalWriter
 
@@ -145,6 +145,8 @@ def check_sealed(path: str, sealed: int) -> None:
 
 def query_of(options: ReadOptions, columns: tuple[str, ...], partition: Range) -> JournalQuery:
     """The query of one task."""
+    wanted = compared(options.table, options.where)
+    asked = set(options.where or {})
     return JournalQuery(
         options.path,
         options.table,
@@ -154,6 +156,8 @@ def query_of(options: ReadOptions, columns: tuple[str, ...], partition: Range) -
         conditions(options.table, since=options.since, until=options.until, where=options.where),
         options.batch_rows,
         codec=options.codec,
+        among=tuple((name, tuple(wanted[name])) for name in asked.intersection(UNKNOWN)),
+        finds_missing=asked.issubset(UNKNOWN),
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import types
 
 from msgbus.errors import PipelineOptionError
+from msgbus.pipeline.arrow import ArrowType, pa
+from msgbus.pipeline.source.checksums import Covered
 
 NAME: Final = "msgbus"
 """What to write in `format`."""
@@ -21,9 +23,18 @@ class Column(NamedTuple):
 
     type: types.DataType
     sql: str
-    """Empty for a column that is made from helpers."""
+    """What conditions compare; empty for a column that none does."""
     needs: tuple[str, ...] = ()
-    """The helpers that it is made from."""
+    """The parts that it is made from; by default the one of its name."""
+
+
+class Part(NamedTuple):
+    """What is read of a row: an SQL expression of one type, whatever a damaged row holds."""
+
+    sql: str
+    type: ArrowType
+    example: str
+    """A literal of the type."""
 
 
 class Table(NamedTuple):
@@ -35,6 +46,9 @@ class Table(NamedTuple):
     position: str
     """The growing column by which ranges are read."""
     columns: Mapping[str, Column]
+    parts: Mapping[str, Part]
+    covered: Covered
+    """What the checksum of a row covers."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle its name: on a worker it is the same table, not a copy."""
@@ -63,18 +77,28 @@ class Table(NamedTuple):
         )
 
 
-HELPERS: Final[Mapping[str, str]] = {
-    "_payload": "CAST(payload AS BLOB)",
-    "_is_json": "json_valid(CAST(payload AS TEXT))",
-    "_headers": "headers",
-}
-"""Expressions that some columns are made from."""
+def _text(name: str) -> Part:
+    return Part(f"CAST({name} AS BLOB)", pa.binary(), "x''")
+
+
+def _number(name: str) -> Part:
+    return Part(f"CAST({name} AS INTEGER)", pa.int64(), "0")
+
+
+def _float(name: str) -> Part:
+    return Part(f"CAST({name} AS REAL)", pa.float64(), "0.0")
+
 
 # Microseconds as whole numbers: each engine would round a REAL in its own way.
 _TIME: Final = "CAST(round(time * 1000000) AS INTEGER)"
 
 _TEXT: Final = types.StringType()
 _HEADERS: Final = types.MapType(types.StringType(), types.StringType())
+
+_MESSAGE_TEXTS: Final = (
+    *("message_id", "name", "topic", "kind", "key"),
+    *("correlation_id", "causation_id", "root_id", "session_id", "headers"),
+)
 
 MESSAGES: Final = Table(
     "messages",
@@ -88,18 +112,31 @@ MESSAGES: Final = Table(
         "topic": Column(_TEXT, "topic"),
         "key": Column(_TEXT, "key"),
         "kind": Column(_TEXT, "kind"),
-        "time": Column(types.TimestampType(), _TIME),
+        "time": Column(types.TimestampType(), _TIME, ("_micros",)),
         "correlation_id": Column(_TEXT, "coalesce(correlation_id, message_id)"),
         "causation_id": Column(_TEXT, "causation_id"),
         "root_id": Column(_TEXT, "coalesce(root_id, message_id)"),
         "depth": Column(types.IntegerType(), "depth"),
         "session_id": Column(_TEXT, "session_id"),
-        "headers": Column(_HEADERS, "", ("_headers",)),
-        "payload": Column(_TEXT, "", ("_payload", "_is_json")),
-        "_corrupt": Column(_TEXT, "", ("_payload", "_is_json")),
+        "headers": Column(_HEADERS, ""),
+        "payload": Column(_TEXT, "", ("payload", "_is_json")),
+        "_corrupt": Column(_TEXT, "", ("payload", "_is_json")),
     },
+    {
+        **{name: _number(name) for name in ("offset", "version", "depth", "from_system", "slot")},
+        **{name: _text(name) for name in (*_MESSAGE_TEXTS, "payload")},
+        "time": _float("time"),
+        "crc": _number("crc"),
+        "_micros": Part(_TIME, pa.int64(), "0"),
+        "_is_json": Part("json_valid(CAST(payload AS TEXT))", pa.int64(), "0"),
+    },
+    Covered(
+        ("offset", "version", "depth", "from_system", "slot", "time"), _MESSAGE_TEXTS, ("payload",)
+    ),
 )
-"""One row per message."""
+"""One row per message; one that is damaged or missing has its offset and `_corrupt` only."""
+
+_DELIVERY_TEXTS: Final = ("handler", "message_id", "outcome", "error")
 
 DELIVERIES: Final = Table(
     "deliveries",
@@ -114,11 +151,19 @@ DELIVERIES: Final = Table(
         "outcome": Column(_TEXT, "outcome"),
         "wait": Column(types.DoubleType(), "wait"),
         "run": Column(types.DoubleType(), "run"),
-        "time": Column(types.TimestampType(), _TIME),
+        "time": Column(types.TimestampType(), _TIME, ("_micros",)),
         "error": Column(_TEXT, "error"),
+        "_corrupt": Column(_TEXT, "", ("crc",)),
     },
+    {
+        **{name: _number(name) for name in ("id", "offset", "attempt", "crc")},
+        **{name: _text(name) for name in _DELIVERY_TEXTS},
+        **{name: _float(name) for name in ("wait", "run", "time")},
+        "_micros": Part(_TIME, pa.int64(), "0"),
+    },
+    Covered(("offset", "attempt", "time", "wait", "run"), _DELIVERY_TEXTS),
 )
-"""One row per attempt to handle a message."""
+"""One row per attempt to handle a message; one that is damaged has its id and `_corrupt` only."""
 
 TABLES: Final[Mapping[str, Table]] = {table.name: table for table in (MESSAGES, DELIVERIES)}
 
