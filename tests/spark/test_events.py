@@ -203,6 +203,7 @@ def test_deliveries_are_what_the_journal_gives(spark: SparkSession, tmp_path: Pa
             "run": one.run,
             "time": timestamp(one.time),
             "error": one.error,
+            "_corrupt": None,
         }
         for number, one in enumerate(made, 1)
     ]

@@ -26,13 +26,20 @@ from msgbus.journal.sqlite.columns import (
     read_pending,
     read_result,
 )
-from msgbus.journal.sqlite.faults import is_the_file, is_undecodable
+from msgbus.journal.sqlite.faults import is_undecodable
 from msgbus.journal.sqlite.messages import BLOCK, MESSAGE, SPAN, Row, block_rows, read_message
 from msgbus.journal.sqlite.questions import QuestionReader
 from msgbus.journal.sqlite.reads import MOST_MISSING
 from msgbus.journal.sqlite.schema import META, changed_objects, read_meta
 
 MOST_LISTED: Final = 1000
+
+_OF_CONTENT: Final = (
+    sqlite3.SQLITE_ERROR,  # of a table whose columns are not what they were
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+)
+"""Primary codes of errors that the content of the file causes, not the disk or another process."""
 
 _Block: TypeAlias = tuple[str, str, float, int]
 
@@ -133,7 +140,7 @@ def _to_the_end(what: str, problems: Iterator[str]) -> Iterator[str]:
         yield from problems
     except sqlite3.DatabaseError as error:
         # With text that is no text, everything is read again, leniently.
-        if is_undecodable(error) or not is_the_file(error):
+        if is_undecodable(error) or (error.sqlite_errorcode & 0xFF) not in _OF_CONTENT:
             raise
         yield f"The {what} cannot be read to its end: {error!a}."
 

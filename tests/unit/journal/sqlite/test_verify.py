@@ -420,6 +420,18 @@ async def test_verify_finds_tables_and_indexes_that_are_not_as_they_were_made(
         assert "as this version of msgbus makes it" in await problems_of(journal)
 
 
+async def test_verify_finds_a_column_that_has_another_name(path: Path) -> None:
+    async with SqliteJournal(path) as journal:
+        await fill_all(journal)
+    rewrite(path, "msgbus_messages", "payload BLOB", "peyload BLOB")
+
+    async with SqliteJournal(path) as journal:
+        problems = (await journal.verify()).problems
+
+    assert any("msgbus_messages is missing, or not as" in one for one in problems)
+    assert any("The log cannot be read to its end" in one for one in problems)
+
+
 async def test_verify_finds_an_index_that_does_not_agree_with_its_table(path: Path) -> None:
     name = "msgbus_messages_by_key"
     async with SqliteJournal(path) as journal:
