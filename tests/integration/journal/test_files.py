@@ -269,7 +269,9 @@ def set_version(file: Path, version: int | None) -> None:
     with closing(plain(file)) as connection:
         connection.execute("DELETE FROM msgbus_meta WHERE key = 'schema_version'")
         if version is not None:
-            connection.execute("INSERT INTO msgbus_meta VALUES ('schema_version', ?)", (version,))
+            connection.execute(
+                "INSERT INTO msgbus_meta VALUES ('schema_version', ?, 0)", (version,)
+            )
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
