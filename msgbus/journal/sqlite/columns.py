@@ -270,36 +270,20 @@ def delivery_row(delivery: DeliveryRecord) -> Row:
     """Return what to write for a delivery: values of `DELIVERY`."""
     message_id, handler, attempt, outcome, wait, run, time, error, offset = delivery
     offset, word = offset or 0, outcome._value_
-    crc = _delivery_checksum(offset, handler, time, attempt, message_id, word, wait, run, error)
+    text = f"{handler}\x1f{message_id}\x1f{word}\x1f{NONE if error is None else error}"
+    crc = crc32(_figures(offset, attempt, time, wait, run) + text.encode())
     return offset, handler, time, attempt, message_id, word, wait, run, error, crc
-
-
-def _delivery_checksum(
-    offset: int,
-    handler: str,
-    time: float,
-    attempt: int,
-    message_id: str,
-    outcome: str,
-    wait: float,
-    run: float,
-    error: str | None,
-) -> int:
-    text = f"{handler}\x1f{message_id}\x1f{outcome}\x1f{NONE if error is None else error}"
-    return crc32(_figures(offset, attempt, time, wait, run) + text.encode())
 
 
 def read_delivery(row: Row) -> DeliveryRecord | None:
     """Return the delivery of a row of `DELIVERY`; `None` if it is damaged."""
     offset, handler, time, attempt, message_id, word, wait, run, error, crc = row
     try:
-        if _delivery_checksum(*row[:-1]) != crc:
-            return None
-        outcome = _OUTCOMES[word]
+        values = (message_id, handler, attempt, _OUTCOMES[word], wait, run, time, error)
+        found = DeliveryRecord(*values, offset or None)
+        return found if delivery_row(found)[-1] == crc else None
     except DAMAGE:
         return None
-    values = (message_id, handler, attempt, outcome, wait, run, time, error, offset or None)
-    return DeliveryRecord._make(values)
 
 
 def member_row(member: Member) -> Row:

@@ -151,7 +151,7 @@ async def test_without_checksums_flipped_bits_change_answers_in_silence(
     for module, name in (
         (messages, "_checksum"),
         (columns, "_pending_checksum"),
-        (columns, "_delivery_checksum"),
+        (columns, "crc32"),
         (columns, "checksum"),
         (schema, "checksum"),
     ):
