@@ -21,12 +21,13 @@ class AloneGate:
         self.running = 0
         """Deliveries that run."""
         self.is_closed = False
-        self._changed = anyio.Event()
+        self._changed: anyio.Event | None = None
+        """Set at the next change, if somebody waits for one."""
 
     async def opened(self) -> None:
         """Wait while a delivery runs alone."""
         while self.is_closed:
-            await self._changed.wait()
+            await self._change()
 
     async def close(self, timeout: float | None) -> bool:
         """Keep others out and wait for those that run; false if they took longer.
@@ -38,7 +39,7 @@ class AloneGate:
         try:
             with time_limit(timeout, self._clock):
                 while self.running:
-                    await self._changed.wait()
+                    await self._change()
                 return True
         except BaseException:
             self.open()
@@ -53,5 +54,11 @@ class AloneGate:
 
     def notify(self) -> None:
         """Wake those who wait for the end of deliveries, or for the gate to open."""
-        changed, self._changed = self._changed, anyio.Event()
-        changed.set()
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.set()
+
+    async def _change(self) -> None:
+        if self._changed is None:
+            self._changed = anyio.Event()
+        await self._changed.wait()

@@ -362,13 +362,15 @@ class PartitionedState(SubscriptionState):
         if room <= 0 or not group:
             return []
         selection = self.selection
-        records = [
-            claim.record
-            for claim in appended
-            if selection.takes(claim.record) and selection.partition(claim.record) in group
-        ]
-        upto = appended[-1].record.offset if len(records) <= room else records[room - 1].offset
-        return self._open(list(group.values()), records[:room], upto, opened)
+        records: list[Record] = []
+        upto = appended[-1].record.offset
+        for _, record in appended:
+            if selection.takes(record) and selection.partition(record) in group:
+                if len(records) == room:
+                    upto = records[-1].offset
+                    break
+                records.append(record)
+        return self._open(list(group.values()), records, upto, opened)
 
     def _open(
         self,

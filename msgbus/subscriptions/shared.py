@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, final
 
 from msgbus.journal import rows
@@ -160,12 +161,13 @@ class SharedFeed:
         with state.lock:
             self._feeding, cursor = None, self._cursor
             takes = state.selection.takes
-            records = [one.record for one in appended if takes(one.record)]
             is_current = cursor is not None and self._looked == before
             room = 0 if state.others or not is_current else max(state.room(), 0)
-            taken = records[:room]
-            self._has_missed = len(taken) < len(records)
-            if cursor is None or not is_current or not appended or (records and not taken):
+            wanted = (one.record for one in appended if takes(one.record))
+            taken = list(islice(wanted, room))
+            self._has_missed = next(wanted, None) is not None
+            is_full = self._has_missed and not taken
+            if cursor is None or not is_current or not appended or is_full:
                 return ()
             upto = taken[-1].offset if self._has_missed else appended[-1].record.offset
             return self._claim(taken, cursor, upto)

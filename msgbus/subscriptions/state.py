@@ -206,7 +206,7 @@ class SubscriptionState(ABC):
     @property
     def has_low_stock(self) -> bool:
         """Whether it is time to read or claim more."""
-        return self.room() > 0 and len(self.in_flight) * 2 <= self._most
+        return len(self.in_flight) * 2 <= self._most and self.room() > 0
 
     @property
     @abstractmethod
@@ -291,6 +291,10 @@ class SubscriptionState(ABC):
                 self.counts.stale += 1
                 return False
             self.counts.acked += 1
+            if one.row is None and reply is None and not self.selection.keeps_done:
+                self._end(one)  # the cursor says so
+                self._release(one)
+                return False
             operations: list[Operation] = []
             if self.selection.keeps_done:
                 row = one.as_row(State.KEPT, time=self.clock.time())

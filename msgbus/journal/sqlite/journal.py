@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
@@ -18,8 +18,8 @@ import anyio.to_thread
 from msgbus.errors import JournalFullError
 from msgbus.journal.operations import Operation
 from msgbus.journal.options import parse_options, seconds
-from msgbus.journal.ports import CommitParticipant
-from msgbus.journal.records import Appended, Member, Pending, Promises, State
+from msgbus.journal.ports import CommitParticipant, Scan
+from msgbus.journal.records import Appended, Member, Pending, Promises, Selection, State
 from msgbus.journal.reports import Retention, TrimReport
 from msgbus.journal.sqlite import letter_reads, upkeep
 from msgbus.journal.sqlite.claims import JoinedMember, JournalSteps
@@ -156,6 +156,7 @@ class SqliteJournal:
             )
             opened.callback(self._connection.close)
             steps = JournalSteps(Store(self._connection, self._source))
+            self._tail = steps.store.transaction.tail
             if not is_memory:
                 reader = open_reader(path, 0.0, _connect)
                 self._detector = ChangeDetector(
@@ -222,7 +223,20 @@ class SqliteJournal:
         request = self._writer.request(operations, member)
         return cast("list[Appended]", await self._writer.run(request))
 
-    read = _reads(QuestionReader.read)
+    async def read(
+        self,
+        after: int,
+        limit: int,
+        selection: Selection,
+        partitions: Collection[int] | None = None,
+    ) -> Scan:
+        """Read records behind the offset `after`; see `Log.read`."""
+        found = None if self._is_closed else self._tail.scan(after, limit, selection, partitions)
+        if found is not None:
+            return found
+        return await self._read(after, limit, selection, partitions)
+
+    _read = _reads(QuestionReader.read)
     head = _reads(QuestionReader.head)
 
     async def changed(

@@ -115,6 +115,7 @@ class Trimming:
         chunk = _chunk(connection, self._after, limit)
         _remove(connection, chunk)
         steps.store.transaction.known_blocks.clear()
+        steps.store.transaction.tail.clear()
         self._after = chunk.upto
         self.removed += len(chunk.removed)
         self._held_back_by |= chunk.needed_by

@@ -23,8 +23,7 @@ from msgbus.journal.operations import (
     Save,
     Seek,
 )
-from msgbus.journal.ports import Claim
-from msgbus.journal.records import DELAYED, Appended, Cursor, Member, Pending, Record, State
+from msgbus.journal.records import DELAYED, Appended, Cursor, Member, Pending, Record
 from msgbus.journal.sqlite.columns import (
     CURSOR,
     DELIVERY,
@@ -177,7 +176,7 @@ class Store:
         transaction.head = offset
         offsets = range(start, offset + 1)
         if transaction.is_feeding:
-            transaction.appended += map(_claim, appends, offsets)
+            transaction.appended.appends += appends
         return list(map(Appended, offsets))
 
     def _add_blocks(self, blocks: set[tuple[str, str, float, int]]) -> None:
@@ -299,17 +298,6 @@ class Store:
         if (0 if stored is None else stored.version) != instance.version - 1:
             raise rows.instance_changed(instance)
         _INSTANCES.run(self._connection, [instance_row(instance, self._codec)])
-
-
-def _claim(append: Append, offset: int) -> Claim:
-    record, queue, due, unique = append
-    placed = Record._make((*record[:-1], offset))
-    if queue is None:
-        state, time = State.WAITING, record.time
-        return Claim(
-            Pending("", offset, 0, None, state, 0, 0.0, None, 0, False, None, time), placed
-        )
-    return Claim(rows.queued(queue, placed, offset, due, unique), placed)
 
 
 def _not_unicode(record: Record, error: UnicodeEncodeError) -> StoredMessageError:

@@ -9,11 +9,11 @@ from itertools import chain
 from typing import Final, ParamSpec, TypeVar, cast, final
 
 from msgbus.errors import JournalError, MemberEndedError
-from msgbus.journal.ports import Claim
 from msgbus.journal.sqlite.files import MEMORY
 from msgbus.journal.sqlite.guard import GuardedConnection
 from msgbus.journal.sqlite.messages import Row
 from msgbus.journal.sqlite.reads import Source, TableReader
+from msgbus.journal.sqlite.tail import AppendedMessages, Tail
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,8 +47,9 @@ class WriteTransaction:
         """Entries that the table of blocks has."""
         self.without_done: set[tuple[str, int]] = set()
         """Partitions that have no `DONE` rows, with their subscription."""
-        self.appended: list[Claim] = []
+        self.appended = AppendedMessages(0)
         """What it has appended, if `is_feeding`."""
+        self.tail = Tail()
         self.is_feeding = False
         self.commits = 0
         """Commits of this connection."""
@@ -67,7 +68,7 @@ class WriteTransaction:
             self.head = self.reader.head()
             self._forget()
         self._is_known = False  # until it is committed
-        self.appended = []
+        self.appended = AppendedMessages(self.head + 1)
         self.is_feeding = is_feeding
 
     def _forget(self) -> None:
@@ -85,6 +86,8 @@ class WriteTransaction:
         self.commits += 1
         self._place.check()
         self._is_known = True
+        if self.appended.appends:
+            self.tail.add(self.appended)
 
     def _look_for_others(self) -> None:
         # Commits of this connection do not change its data version.
@@ -93,6 +96,7 @@ class WriteTransaction:
             self._version = version
             self._saw_others = True
             self._is_known = False
+            self.tail.clear()
 
     def has_others(self) -> bool:
         """Tell whether other connections have committed since the last call."""
@@ -128,7 +132,7 @@ class WriteTransaction:
             value = function(*args, **kwargs)
         except BaseException:
             self.head = head
-            del self.appended[length:]
+            self.appended.cut(length)
             self._forget()
             # After some errors, such as a full disk, there is no transaction left at all.
             if self.connection.in_transaction:
