@@ -20,7 +20,7 @@ from msgbus.errors import (
     SessionMismatchError,
     WrongMessageTypeError,
 )
-from msgbus.messages.metadata import ROOT, Metadata, Root, UnvalidatedMetadata
+from msgbus.messages.metadata import ROOT, Metadata, Root, UnvalidatedMetadata, new_id
 from msgbus.messages.topics.pattern import check_topic
 
 R = TypeVar("R", default=None)
@@ -338,7 +338,8 @@ def _materialise(message: Message) -> Metadata:
     with _making:
         meta = message.__meta__
         if meta is None or meta is ROOT:
-            meta = Metadata(fixed=meta is not None)
+            # With its id: what reads metadata nearly always reads that, under one lock more.
+            meta = Metadata(new_id(), fixed=meta is not None)
             set_meta(message, meta)
         return cast("Metadata", meta)
 

@@ -28,6 +28,11 @@ NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _first_read = threading.RLock()
 
 
+def new_id() -> str:
+    """Return a UUIDv7 as text."""
+    return str(uuid7())
+
+
 @final
 class Root:
     """Metadata of a message that was sent as a root and never read."""
@@ -102,7 +107,7 @@ class Metadata:
         if self._message_id is None:
             with _first_read:
                 if self._message_id is None:
-                    self._message_id = str(uuid7())
+                    self._message_id = new_id()
         return self._message_id
 
     @property

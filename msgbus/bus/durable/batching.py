@@ -51,8 +51,10 @@ class Batch:
         self._told_caller = told
         self._size = min(size, LARGEST)
         self._outer = current_frame.get()
-        self._read: list[Event] = []
-        """Those that wait for their place."""
+        self._read: list[tuple[Event, Placed | None]] = []
+        """Those that wait for their place; those that need none are prepared meanwhile."""
+        self._version = -1
+        """Of the plans for which they were prepared."""
         self._is_all = False
         """Whether there will be no more."""
         self._news = anyio.Event()
@@ -94,8 +96,12 @@ class Batch:
                 async for event in events:
                     await self._take(event)
             else:
+                is_enlisted = self._is_enlisted()
                 for event in events:
-                    await self._take(event)
+                    if is_enlisted or self._is_observed or self._publisher.filters:
+                        await self._take(event)
+                    else:
+                        await self._put(event)
         except Exception as error:
             self._fault = error
         finally:
@@ -103,8 +109,7 @@ class Batch:
             self._news.set()
 
     async def _take(self, event: Event) -> None:
-        transaction = current_transaction.get()
-        if transaction is not None and transaction.hub is self._hub:
+        if self._is_enlisted():
             self._told(event, await self._hub.state.bus.publish(event))
             return
         if self._is_observed:
@@ -116,20 +121,36 @@ class Batch:
             if refused is not None:
                 self._told(event, refused)
                 return
+        await self._put(event)
+
+    def _is_enlisted(self) -> bool:
+        transaction = current_transaction.get()
+        return transaction is not None and transaction.hub is self._hub
+
+    async def _put(self, event: Event) -> None:
         while len(self._read) >= self._size:
             self._room = anyio.Event()
             await self._room.wait()
-        self._read.append(event)
-        self._news.set()
+        prepared = self._prepared(event)
+        self._read.append((event, prepared))
+        if len(self._read) == 1:
+            self._news.set()
+
+    def _prepared(self, event: Event) -> Placed | None:
+        """Make the record of an event that no queue wants, while those before it are written."""
+        plan = self._plan(event)
+        if self._version != self._hub.state.version:
+            self._version = self._hub.state.version
+            self._read = [(one, None) for one, _ in self._read]
+        if plan.queues or isinstance(event, SystemEvent):
+            return None
+        return self._hub.publisher.prepare(event, plan, self._outer)
 
     def _tell(self, event: Event, receipt: PublishReceipt) -> None:
         """Tell the observers, too."""
         if self._observed.pop(id(event), None) is not None:
             self._observers.published(event, receipt)
         self._told_caller(event, receipt)
-
-    def _plan(self, event: Event) -> EventPlan:
-        return self._publisher.prepare(event, self._outer)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -143,12 +164,12 @@ class Batch:
                     await self._news.wait()
                 events, self._read = self._read, []
                 self._room.set()
-                await self._write(events)
+                await self._write(events, self._version)
         except Exception as error:
             self._failure = error
             both.cancel()
 
-    async def _write(self, events: list[Event]) -> None:
+    async def _write(self, events: list[tuple[Event, Placed | None]], version: int) -> None:
         """Place and commit these, in one go if there is room for all.
 
         Nothing is awaited between the first place and the commit, so the queues have the
@@ -156,14 +177,18 @@ class Batch:
         """
         placed: list[Placed] = []
         try:
-            for event in events:
-                plan = self._plan_again(event)
+            for event, prepared in events:
+                if prepared is not None and version == self._hub.state.version:
+                    prepared.plan.totals.admitted += 1
+                    placed.append(prepared)
+                    continue
+                plan = self._plan(event)
                 if placed and not _has_room(plan):
                     # To wait with places taken would be to wait for handlers that wait for
                     # this commit.
                     ready, placed = placed, []
                     await self._commit(ready)
-                    plan = self._plan_again(event)
+                    plan = self._plan(event)
                 one = await self._place(event, plan)
                 if isinstance(one, PublishReceipt):
                     self._told(event, one)
@@ -174,10 +199,10 @@ class Batch:
             if placed:
                 await self._commit(placed)
 
-    def _plan_again(self, event: Event) -> EventPlan:
-        # Since it was read, handlers may have come or gone, and the bus may have stopped.
+    def _plan(self, event: Event) -> EventPlan:
+        # Anew when it is written: handlers may have come or gone, and the bus may have stopped.
         try:
-            return self._plan(event)
+            return self._publisher.prepare(event, self._outer)
         except BusClosedError:
             self._hub.state.counters.event(type(event).__name__).rejected += 1
             raise

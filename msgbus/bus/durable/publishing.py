@@ -39,7 +39,7 @@ class Placed:
     There is no gate if no handler of this process has a queue: durable ones read the journal.
     """
 
-    __slots__ = ("_gate", "_plan", "_receipt", "event", "record")
+    __slots__ = ("_gate", "_receipt", "event", "plan", "record")
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Placed:
     ) -> None:
         self.event = event
         self.record = record
-        self._plan = plan
+        self.plan = plan
         self._receipt = receipt
         self._gate = gate
 
@@ -73,7 +73,7 @@ class Placed:
 
     def refused(self) -> None:
         """Take it back, as the journal does not have it."""
-        self._plan.take_back()
+        self.plan.take_back()
         if self._gate is not None:
             self._gate.cancel()
 
@@ -156,11 +156,11 @@ class Publisher:
         Raises:
             StaleError: The handler that publishes it has lost its message to another process.
         """
-        owned_deliveries(outer)
-        record = self._hub.codec.encode(event, time=self._hub.state.clock.time())
         if not plan.queues and outcomes is None:
             plan.count_admitted()
-            return Placed(event, record, plan, plan.receipt, None)
+            return self.prepare(event, plan, outer)
+        owned_deliveries(outer)
+        record = self._hub.codec.encode(event, time=self._hub.state.clock.time())
         gate = Gate(1)
         receipt = await self._hub.state.event_publisher.admit(
             event, plan, outer, gate, may_wait=may_wait, outcomes=outcomes
@@ -168,6 +168,17 @@ class Publisher:
         if not receipt.accepted:
             return receipt
         return Placed(event, record, plan, receipt, gate)
+
+    def prepare(self, event: Event, plan: EventPlan, outer: Frame | None) -> Placed:
+        """Prepare an event that no queue of this process wants; it is not counted yet.
+
+        Raises:
+            StaleError: The handler that publishes it has lost its message to another process.
+        """
+        if outer is not None:
+            owned_deliveries(outer)
+        record = self._hub.codec.encode(event, time=self._hub.state.clock.time())
+        return Placed(event, record, plan, plan.receipt, None)
 
     async def commit(
         self,
