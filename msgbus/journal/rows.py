@@ -38,7 +38,8 @@ def queued(
 
 def newly_claimed(name: str, record: Record, member: Member, now: float) -> Pending:
     """Make the row of a message that nobody has had before, claimed by a member."""
-    return _new(name, record.offset, State.CLAIMED, now)._replace(owner=member.id)
+    offset, state, owner = record.offset, State.CLAIMED, member.id
+    return Pending(name, offset, 0, None, state, 0, None, owner, 1, False, None, now)
 
 
 def claimed(row: Pending, member: Member, now: float, *, alone: bool) -> Pending:

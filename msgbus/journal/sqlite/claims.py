@@ -203,8 +203,10 @@ class JournalSteps:
     ) -> list[Claim]:
         """Claim messages beyond the cursor."""
         cursor = self._opened(name, 0)
-        head = self.store.transaction.head
-        scan = self._reader.scan(cursor.acked, head, limit, selection)
+        transaction = self.store.transaction
+        scan = transaction.tail.scan(cursor.acked, limit, selection, None)
+        if scan is None:
+            scan = self._reader.scan(cursor.acked, transaction.head, limit, selection)
         if scan.upto == cursor.acked == cursor.fetched:
             self.store.forget_done(cursor)
             return []  # and nothing is written: idle members ask often
