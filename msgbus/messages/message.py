@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler
 from pydantic.errors import PydanticSchemaGenerationError
 from pydantic_core import CoreSchema
 from typing_extensions import TypeVar
+from uuid_utils import uuid7
 
 from msgbus.errors import (
     InvalidTopicError,
@@ -20,7 +21,7 @@ from msgbus.errors import (
     SessionMismatchError,
     WrongMessageTypeError,
 )
-from msgbus.messages.metadata import ROOT, Metadata, Root, UnvalidatedMetadata, new_id
+from msgbus.messages.metadata import ROOT, Metadata, Root, UnvalidatedMetadata
 from msgbus.messages.topics.pattern import check_topic
 
 R = TypeVar("R", default=None)
@@ -339,7 +340,7 @@ def _materialise(message: Message) -> Metadata:
         meta = message.__meta__
         if meta is None or meta is ROOT:
             # With its id: what reads metadata nearly always reads that, under one lock more.
-            meta = Metadata(new_id(), fixed=meta is not None)
+            meta = Metadata(str(uuid7()), fixed=meta is not None)
             set_meta(message, meta)
         return cast("Metadata", meta)
 

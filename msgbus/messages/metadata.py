@@ -28,11 +28,6 @@ NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 _first_read = threading.RLock()
 
 
-def new_id() -> str:
-    """Return a UUIDv7 as text."""
-    return str(uuid7())
-
-
 @final
 class Root:
     """Metadata of a message that was sent as a root and never read."""
@@ -107,7 +102,7 @@ class Metadata:
         if self._message_id is None:
             with _first_read:
                 if self._message_id is None:
-                    self._message_id = new_id()
+                    self._message_id = str(uuid7())
         return self._message_id
 
     @property

@@ -291,10 +291,6 @@ class SubscriptionState(ABC):
                 self.counts.stale += 1
                 return False
             self.counts.acked += 1
-            if one.row is None and reply is None and not self.selection.keeps_done:
-                self._end(one)  # the cursor says so
-                self._release(one)
-                return False
             operations: list[Operation] = []
             if self.selection.keeps_done:
                 row = one.as_row(State.KEPT, time=self.clock.time())

@@ -23,7 +23,8 @@ from msgbus.journal.operations import (
     Save,
     Seek,
 )
-from msgbus.journal.records import DELAYED, Appended, Cursor, Member, Pending, Record
+from msgbus.journal.ports import Claim
+from msgbus.journal.records import DELAYED, Appended, Cursor, Member, Pending, Record, State
 from msgbus.journal.sqlite.columns import (
     CURSOR,
     DELIVERY,
@@ -156,6 +157,7 @@ class Store:
         others: list[Row] = []
         blocks: set[tuple[str, str, float, int]] = set()
         queued: list[Pending] = []
+        size = 0
         for offset, (record, queue, due, unique) in enumerate(appends, start):
             try:
                 row = message_row(record, offset, self._codec)
@@ -163,6 +165,7 @@ class Store:
                 raise _not_unicode(record, error) from error
             (plain if len(row) == _PLAIN else others).append(row)
             blocks.add((record.name, record.topic, record.time // SPAN, offset // BLOCK))
+            size += len(record.payload)
             if queue is not None:
                 if queue == DELAYED:
                     raise NotAtOnce
@@ -176,7 +179,8 @@ class Store:
         transaction.head = offset
         offsets = range(start, offset + 1)
         if transaction.is_feeding:
-            transaction.appended.appends += appends
+            transaction.appended += map(_claim, appends, offsets)
+            transaction.appended_size += size
         return list(map(Appended, offsets))
 
     def _add_blocks(self, blocks: set[tuple[str, str, float, int]]) -> None:
@@ -298,6 +302,17 @@ class Store:
         if (0 if stored is None else stored.version) != instance.version - 1:
             raise rows.instance_changed(instance)
         _INSTANCES.run(self._connection, [instance_row(instance, self._codec)])
+
+
+def _claim(append: Append, offset: int) -> Claim:
+    record, queue, due, unique = append
+    placed = Record._make((*record[:-1], offset))
+    if queue is None:
+        state, time = State.WAITING, record.time
+        return Claim(
+            Pending("", offset, 0, None, state, 0, 0.0, None, 0, False, None, time), placed
+        )
+    return Claim(rows.queued(queue, placed, offset, due, unique), placed)
 
 
 def _not_unicode(record: Record, error: UnicodeEncodeError) -> StoredMessageError:

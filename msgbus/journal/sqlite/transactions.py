@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from typing import Final, ParamSpec, TypeVar, cast, final
 
 from msgbus.errors import JournalError, MemberEndedError
+from msgbus.journal.ports import Claim, Scan
+from msgbus.journal.records import Record, Selection
 from msgbus.journal.sqlite.files import MEMORY
 from msgbus.journal.sqlite.guard import GuardedConnection
 from msgbus.journal.sqlite.messages import Row
 from msgbus.journal.sqlite.reads import Source, TableReader
-from msgbus.journal.sqlite.tail import AppendedMessages, Tail
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,6 +24,12 @@ _SIZES: Final = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 _MOST_VALUES: Final = 32_766 if sqlite3.sqlite_version_info >= (3, 32) else 999
 """Values that SQLite takes in one statement."""
+
+COMMITS: Final = 16
+"""Commits whose messages are kept."""
+
+MOST_BYTES: Final = 4_000_000
+"""Bytes of payloads that are kept, unless one commit has more."""
 
 
 class NotAtOnce(Exception):  # noqa: N818
@@ -47,8 +54,10 @@ class WriteTransaction:
         """Entries that the table of blocks has."""
         self.without_done: set[tuple[str, int]] = set()
         """Partitions that have no `DONE` rows, with their subscription."""
-        self.appended = AppendedMessages(0)
+        self.appended: list[Claim] = []
         """What it has appended, if `is_feeding`."""
+        self.appended_size = 0
+        """Bytes of their payloads."""
         self.tail = Tail()
         self.is_feeding = False
         self.commits = 0
@@ -68,7 +77,7 @@ class WriteTransaction:
             self.head = self.reader.head()
             self._forget()
         self._is_known = False  # until it is committed
-        self.appended = AppendedMessages(self.head + 1)
+        self.appended, self.appended_size = [], 0
         self.is_feeding = is_feeding
 
     def _forget(self) -> None:
@@ -86,8 +95,8 @@ class WriteTransaction:
         self.commits += 1
         self._place.check()
         self._is_known = True
-        if self.appended.appends:
-            self.tail.add(self.appended)
+        if self.appended:
+            self.tail.add(self.appended, self.appended_size)
 
     def _look_for_others(self) -> None:
         # Commits of this connection do not change its data version.
@@ -132,7 +141,7 @@ class WriteTransaction:
             value = function(*args, **kwargs)
         except BaseException:
             self.head = head
-            self.appended.cut(length)
+            del self.appended[length:]
             self._forget()
             # After some errors, such as a full disk, there is no transaction left at all.
             if self.connection.in_transaction:
@@ -225,3 +234,54 @@ class FilePlace:
                 )
                 raise JournalError(message, path=self._path)
             self._files[path] = found  # the log is made by the first commit
+
+
+@final
+class Tail:
+    """The messages of the last commits of this process, as long as nobody else has committed any.
+
+    They need not be read from the file. The writer's thread adds to it; any thread may read.
+    """
+
+    def __init__(self) -> None:
+        self._commits: tuple[Sequence[Claim], ...] = ()
+        self._sizes: tuple[int, ...] = ()
+
+    def add(self, appended: Sequence[Claim], size: int) -> None:
+        """Keep what was just committed, with payloads of so many bytes."""
+        commits = self._commits
+        if commits and commits[-1][-1].record.offset + 1 != appended[0].record.offset:
+            commits = self._sizes = ()  # another process has appended what lies between them
+        sizes = (*self._sizes[1 - COMMITS :], size)
+        while len(sizes) > 1 and sum(sizes) > MOST_BYTES:
+            sizes = sizes[1:]
+        self._sizes = sizes
+        self._commits = (*commits, appended)[-len(sizes) :]
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        self._commits = self._sizes = ()
+
+    def scan(
+        self, after: int, limit: int, selection: Selection, partitions: Collection[int] | None
+    ) -> Scan | None:
+        """Read records behind an offset, as `Log.read`; `None` if they have to be read there."""
+        commits = self._commits
+        if not commits:
+            return None
+        first, last = commits[0][0].record.offset, commits[-1][-1].record.offset
+        if not first <= after + 1 <= last:
+            return None
+        found: list[Record | int] = []
+        for commit in commits:
+            start = max(after + 1 - commit[0].record.offset, 0)
+            for place in range(start, len(commit)):
+                record = commit[place].record
+                if not selection.takes(record):
+                    continue
+                if partitions is not None and selection.partition(record) not in partitions:
+                    continue
+                found.append(record)
+                if len(found) >= limit:
+                    return Scan(found, record.offset)
+        return Scan(found, last)
