@@ -6,12 +6,11 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgbus.errors import JournalOpenError, JournalReadOnlyError
 from msgbus.journal.sqlite.faults import translated
-from msgbus.journal.sqlite.guard import GuardedConnection
 
 MEMORY: Final = ":memory:"
 SCHEME: Final = "sqlite://"
@@ -44,15 +43,13 @@ def parse_url(url: str) -> tuple[str, dict[str, str]]:
 
 def connect(path: str, lock_timeout: float) -> sqlite3.Connection:
     """A plain connection; whoever uses it sees to it that only one thread does at a time."""
-    connection = sqlite3.connect(
+    return sqlite3.connect(
         path,
         timeout=lock_timeout,
         isolation_level=None,
         check_same_thread=False,
-        factory=GuardedConnection,
         cached_statements=256,
     )
-    return cast("sqlite3.Connection", connection)
 
 
 def check_place(path: str) -> None:
@@ -88,6 +85,8 @@ def configure(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA fullfsync = ON")
     connection.execute("PRAGMA wal_autocheckpoint = 1000").fetchall()
     connection.execute("PRAGMA trusted_schema = OFF")
+    # As is the default; otherwise a table of the user's could forbid the removal of messages.
+    connection.execute("PRAGMA foreign_keys = OFF")
 
 
 def open_reader(path: str, lock_timeout: float, connect: Connect = connect) -> sqlite3.Connection:

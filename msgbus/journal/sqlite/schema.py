@@ -6,7 +6,13 @@ import sqlite3
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
-from msgbus.errors import JournalOpenError, JournalVersionError, NotAJournalError
+from msgbus.errors import (
+    ForbiddenStatementError,
+    JournalError,
+    JournalOpenError,
+    JournalVersionError,
+    NotAJournalError,
+)
 from msgbus.journal.sqlite.columns import checksum
 from msgbus.journal.sqlite.faults import translated
 from msgbus.journal.sqlite.files import (
@@ -190,6 +196,11 @@ SELECT offset, message_id, name, version, topic, key, kind, time,
 FROM msgbus_messages
 """
 _STATEMENTS: Final = tuple(statement.strip() for statement in _TABLES.split(";"))
+_FOREIGN: Final = """
+SELECT is_temp, type, name, tbl_name
+FROM (SELECT 0 AS is_temp, * FROM sqlite_master UNION ALL SELECT 1, * FROM sqlite_temp_master)
+WHERE sql IS NOT NULL AND (name LIKE 'msgbus!_%' ESCAPE '!' OR tbl_name LIKE 'msgbus!_%' ESCAPE '!')
+"""
 _VERSION: Final = "SELECT value FROM msgbus_meta WHERE key = 'schema_version'"
 _META: Final = "SELECT value, crc FROM msgbus_meta WHERE key = ?"
 
@@ -227,6 +238,7 @@ def _prepare(
 ) -> None:
     # First of all a read: it finds out whether this is our database, and changes nothing.
     is_made = has_journal(connection, path, adopt=adopt)
+    require_no_triggers(connection, path, JournalOpenError)
     if not is_made and not adopt:
         connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -335,17 +347,58 @@ def write_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
 
 def changed_objects(connection: sqlite3.Connection) -> Iterator[str]:
     """Name the tables, indexes and views that are not as they were made."""
-    expected = {_name(statement): statement for statement in _STATEMENTS}
     found = {
         str(name): str(text)
         for name, text in connection.execute(
             "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
         )
     }
-    yield from (name for name, statement in expected.items() if found.get(name) != statement)
+    yield from (name for name, statement in _EXPECTED.items() if found.get(name) != statement)
+
+
+def foreign_objects(connection: sqlite3.Connection) -> list[tuple[str, str, str]]:
+    """Return what others have made on our tables or under our names: type, name and table."""
+    found = connection.execute(_FOREIGN)
+    return [(*which,) for is_temp, *which in found if is_temp or which[1] not in _EXPECTED]
+
+
+def require_no_triggers(
+    connection: sqlite3.Connection, path: str, kind: type[JournalError] = JournalError
+) -> None:
+    """Raise if our tables have triggers: they could drop or change what is written, unseen.
+
+    Raises:
+        JournalError: They have; an error of `kind`.
+    """
+    found = [
+        f"{name} on {table}"
+        for kind_of_object, name, table in foreign_objects(connection)
+        if kind_of_object == "trigger"
+    ]
+    if found:
+        message = (
+            f"The journal {path} has triggers that others have made ({', '.join(found)}). They "
+            f"could change what is written or prevent it, so nothing is written. Remove them "
+            f"with DROP TRIGGER."
+        )
+        raise kind(message, path=path)
+
+
+def require_own_objects(connection: sqlite3.Connection) -> None:
+    """Raise if others have made something under our names.
+
+    Raises:
+        ForbiddenStatementError: They have.
+    """
+    for kind, name, _ in foreign_objects(connection):
+        message = f"The {kind} {name} has a name of msgbus, which begin with msgbus_: rename it."
+        raise ForbiddenStatementError(message)
 
 
 def _name(statement: str) -> str:
     """Return what a statement creates."""
     words = statement.split()
     return words[3] if words[1] == "UNIQUE" else words[2]
+
+
+_EXPECTED: Final = {_name(statement): statement for statement in _STATEMENTS}

@@ -6,15 +6,16 @@ import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
-from typing import Final, ParamSpec, TypeVar, cast, final
+from typing import Final, ParamSpec, TypeVar, final
 
 from msgbus.errors import JournalError, MemberEndedError
 from msgbus.journal.ports import Claim, Scan
 from msgbus.journal.records import Record, Selection
 from msgbus.journal.sqlite.files import MEMORY
-from msgbus.journal.sqlite.guard import GuardedConnection
+from msgbus.journal.sqlite.guard import lent
 from msgbus.journal.sqlite.messages import Row
 from msgbus.journal.sqlite.reads import Source, TableReader
+from msgbus.journal.sqlite.schema import require_no_triggers, require_own_objects
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,18 +65,30 @@ class WriteTransaction:
         """Commits of this connection."""
         self._is_known = False
         self._version = -1
+        self._schema = -1
+        """Grows with every change of tables, indexes and triggers."""
+        self._is_whole = True
+        """Whether what was refused is undone."""
         self._saw_others = False
+        self._path = source.path
         self._place = FilePlace(source.path)
         self._look_for_others()
         self._saw_others = False
 
     def begin(self, *, is_feeding: bool) -> None:
         """Begin, with the sole right to write from the first moment on."""
+        if self.connection.in_transaction:  # it could not be rolled back the last time
+            self.connection.execute("ROLLBACK")
         self.connection.execute("BEGIN IMMEDIATE")
         self._look_for_others()
         if not self._is_known:
+            (schema,) = self.connection.execute("PRAGMA schema_version").fetchone()
+            if schema != self._schema:
+                require_no_triggers(self.connection, self._path)
+                self._schema = schema
             self.head = self.reader.head()
             self._forget()
+            self._is_whole = True
         self._is_known = False  # until it is committed
         self.appended, self.appended_size = [], 0
         self.is_feeding = is_feeding
@@ -89,8 +102,12 @@ class WriteTransaction:
         """End it; when this returns, the disk has it, in the file of this path.
 
         Raises:
-            JournalError: The file was moved, deleted or replaced.
+            JournalError: The file was moved, deleted or replaced; or a part of this that was
+                refused could not be undone.
         """
+        if not self._is_whole:
+            message = f"A part of a commit of the journal {self._path} could not be undone."
+            raise JournalError(message, path=self._path)
         self.connection.execute("COMMIT")
         self.commits += 1
         self._place.check()
@@ -139,16 +156,18 @@ class WriteTransaction:
         self.connection.execute("SAVEPOINT part")
         try:
             value = function(*args, **kwargs)
+            self.connection.execute("RELEASE part")
         except BaseException:
             self.head = head
             del self.appended[length:]
             self._forget()
             # After some errors, such as a full disk, there is no transaction left at all.
             if self.connection.in_transaction:
+                is_whole, self._is_whole = self._is_whole, False
                 self.connection.execute("ROLLBACK TO part")
                 self.connection.execute("RELEASE part")
+                self._is_whole = is_whole
             raise
-        self.connection.execute("RELEASE part")
         return value
 
     def together(self, at_once: Callable[[], T], one_by_one: Callable[[], T]) -> T:
@@ -160,13 +179,11 @@ class WriteTransaction:
 
     def call(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Return the value of a user's function, which cannot end the transaction."""
-        connection = cast("GuardedConnection", self.connection)
-        factories = connection.row_factory, connection.text_factory
-        try:
-            with connection.guarded():
-                return function(connection)
-        finally:
-            connection.row_factory, connection.text_factory = factories
+        with lent(self.connection) as connection:
+            value = function(connection)
+        if connection.is_renaming:
+            require_own_objects(self.connection)
+        return value
 
 
 def each(step: Callable[[T], object], values: Iterable[T]) -> None:

@@ -30,7 +30,7 @@ from msgbus.journal.sqlite.faults import is_undecodable
 from msgbus.journal.sqlite.messages import BLOCK, MESSAGE, SPAN, Row, block_rows, read_message
 from msgbus.journal.sqlite.questions import QuestionReader
 from msgbus.journal.sqlite.reads import MOST_MISSING
-from msgbus.journal.sqlite.schema import META, changed_objects, read_meta
+from msgbus.journal.sqlite.schema import META, changed_objects, foreign_objects, read_meta
 
 MOST_LISTED: Final = 1000
 
@@ -193,6 +193,8 @@ def _file(reader: QuestionReader) -> Iterator[str]:
 def _schema(reader: QuestionReader) -> Iterator[str]:
     for name in changed_objects(reader.connection):
         yield f"{name} is missing, or not as this version of msgbus makes it."
+    for kind, name, table in foreign_objects(reader.connection):
+        yield f"The {kind} {name!a} on {table!a} was not made by msgbus."
 
 
 def _meta(reader: QuestionReader) -> Iterator[str]:

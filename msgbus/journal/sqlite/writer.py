@@ -30,6 +30,9 @@ T = TypeVar("T")
 MOST: Final = 1000
 """Operations in one group."""
 
+_PLAIN_ERRORS: Final = (Exception, KeyboardInterrupt, SystemExit)
+"""What a function may raise in the task of its caller; not `CancelledError` and the like."""
+
 
 @final
 class WriteRequest:
@@ -76,6 +79,13 @@ class WriteRequest:
         self.value, self.error = None, error
         if isinstance(error, sqlite3.Error) and (not self.is_of_user or is_the_file(error)):
             self.error = translate(error, path)
+        elif isinstance(error, StopIteration) or not isinstance(error, _PLAIN_ERRORS):
+            message = (
+                f"A function for the journal {path} raised {type(error).__name__}, which would "
+                f"mean something else to the event loop. Nothing of it was written."
+            )
+            self.error = JournalError(message, path=path)
+        if self.error is not error:
             self.error.__cause__ = error
 
     def fail_with_all(self, error: BaseException, path: str) -> None:
@@ -119,6 +129,8 @@ class CommitGroup:
         self.error: BaseException | None = None
         self.is_full = False
         """Whether it failed because the disk is full."""
+        self.culprit: WriteRequest | None = None
+        """Whose statement rolled back all of it, as `INSERT OR ROLLBACK` does."""
         self.has_changes = False
         self.head = 0
         self.calls: list[Callable[[], object]] = []
@@ -185,7 +197,8 @@ class GroupWriter:
         group.is_full = isinstance(as_journal_error(error, self._path), JournalFullError)
         del group.lost[group.lost_before :]
         for request in group.requests:
-            request.fail_with_all(error, self._path)
+            if request is not group.culprit:
+                request.fail_with_all(error, self._path)
         if not group.requests:  # nobody else would hear of it
             reason = redact_exception(error)
             log.warning("member_renewal_failed", journal=self._path, error=reason)
@@ -242,9 +255,11 @@ class GroupWriter:
         try:
             request.value = self._read_on(transaction.attempt, self._do, request)
         except BaseException as error:
-            if not transaction.connection.in_transaction:
-                raise
             request.fail(error, self._path)
+            if not transaction.connection.in_transaction:
+                is_file = isinstance(error, sqlite3.Error) and is_the_file(error)
+                group.culprit = request if request.is_of_user and not is_file else None
+                raise
             if isinstance(error, MemberEndedError):
                 group.lost.append(error.member_id)
 
@@ -485,8 +500,8 @@ class CommitWriter:
                 answer(requests, (), None)
                 return
         groups = [self._groups.write(writes)]
-        if groups[0].is_full:
-            groups += self._write_again(writes)
+        if groups[0].error is not None:
+            groups += self._write_again(groups[0])
         for group in groups[:-1]:
             answer((), group.calls, group.runtime)
         if any(group.has_changes for group in groups):
@@ -501,9 +516,22 @@ class CommitWriter:
             if self._transaction.has_others():
                 self._on_commit(self._transaction.reader.head(), others=True)
 
-    def _write_again(self, requests: list[WriteRequest]) -> list[CommitGroup]:
-        """Write a group on a full disk after some room was made, then one request at a time."""
+    def _write_again(self, failed: CommitGroup) -> list[CommitGroup]:
+        """Write a group again if something can be done about its failure.
+
+        Without the request that rolled it back; on a full disk after some room was made, then
+        one request at a time.
+        """
         groups: list[CommitGroup] = []
+        requests = failed.requests
+        while failed.culprit is not None:
+            requests = [request for request in requests if request is not failed.culprit]
+            if not requests:
+                return groups
+            failed = self._groups.write(requests)
+            groups.append(failed)
+        if not failed.is_full:
+            return groups
         if self._retainer is not None and self._retainer.make_room():
             groups.append(self._groups.write(requests))
             if not groups[-1].is_full:

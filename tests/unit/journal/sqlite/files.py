@@ -8,11 +8,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
-from msgbus.journal.sqlite.guard import GuardedConnection
 from msgbus.journal.sqlite.journal import SqliteJournal
 
 
-class CountingConnection(GuardedConnection):
+class CountingConnection(sqlite3.Connection):
     """Counts its commits, and fails at the next statements that begin with `fails_at`."""
 
     commits = 0

@@ -8,13 +8,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from msgbus.journal.sqlite.guard import GuardedConnection
-
 
 def recorded(statements: list[tuple[str, Any]]) -> Callable[[str, float], sqlite3.Connection]:
     """Make a function that opens connections, which record what they execute."""
 
-    class RecordingConnection(GuardedConnection):
+    class RecordingConnection(sqlite3.Connection):
         def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
             statements.append((sql, parameters))
             return super().execute(sql, parameters)
