@@ -125,7 +125,7 @@ class Batch:
 
     def _is_enlisted(self) -> bool:
         transaction = current_transaction.get()
-        return transaction is not None and transaction.hub is self._hub
+        return transaction is not None and transaction.of(self._hub) is not None
 
     async def _put(self, event: Event) -> None:
         while len(self._read) >= self._size:

@@ -49,7 +49,7 @@ class CommandQueue:
         hub = self._hub
         append = self._append(command, delay, headers, unique, on_duplicate)
         transaction = current_transaction.get()
-        if transaction is not None and transaction.hub is hub:
+        if transaction is not None and (transaction := transaction.of(hub)) is not None:
             if unique is not None:
                 message = (
                     f"{type(command).__name__} cannot be enqueued with unique={unique!r} inside "

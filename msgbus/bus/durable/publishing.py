@@ -97,7 +97,7 @@ class Publisher:
             JournalError: The journal did not take it; nothing was published.
         """
         transaction = current_transaction.get()
-        if transaction is not None and transaction.hub is self._hub:
+        if transaction is not None and (transaction := transaction.of(self._hub)) is not None:
             if outcomes is not None:
                 message = (
                     "publish(wait=True) inside bus.transaction() would wait for handlers that "

@@ -92,7 +92,7 @@ class Relays:
         state = self._hub.state
         state.require_open("relay to", current_frame.get())
         transaction = current_transaction.get()
-        if transaction is not None and transaction.hub is self._hub:
+        if transaction is not None and (transaction := transaction.of(self._hub)) is not None:
             message = (
                 "bus.relay_once() inside bus.transaction() would mark entries as done before "
                 "they are published. Call it outside."

@@ -95,7 +95,7 @@ class Scheduler:
         record = hub.codec.encode(event, time=now)
         operation = Append(record, DELAYED, now + delay)
         transaction = current_transaction.get()
-        if transaction is not None and transaction.hub is hub:
+        if transaction is not None and (transaction := transaction.of(hub)) is not None:
             transaction.add(operation)
             return PublishReceipt(PublishStatus.ACCEPTED, handlers=handlers)
         await hub.publisher.commit([operation])

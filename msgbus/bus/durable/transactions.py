@@ -62,8 +62,10 @@ class Transaction:
         self._acknowledged = False
         self._acknowledging: Sequence[InFlight] = ()
         """Deliveries that the commit acknowledges."""
-        self._is_open = False
+        self.is_open = False
         self._token: Token[Transaction | None] | None = None
+        self.outer: Transaction | None = None
+        """The block around this one; of another bus, or one that has ended."""
         self.receipts: list[PublishReceipt] = []
         """Receipts of the events, in the order they were published; after the block."""
 
@@ -73,14 +75,16 @@ class Transaction:
         Raises:
             ConfigurationError: The journal has no SQL.
         """
-        self._require_open()
+        self.require_open()
         self.hub.tables("tx.execute()")
-        self._statements.append((statement, parameters))
+        # Copied: they are those of this call, whatever becomes of the list or dict.
+        is_named = isinstance(parameters, Mapping)
+        self._statements.append((statement, dict(parameters) if is_named else tuple(parameters)))
         return _DONE
 
     def add(self, *operations: Operation) -> None:
         """Have something else written when the block ends; for the bus's parts."""
-        self._require_open()
+        self.require_open()
         self._operations += operations
 
     async def publish(self, event: Event) -> PublishReceipt:
@@ -89,7 +93,7 @@ class Transaction:
         Raises:
             StoredMessageError: It would not come back as it is.
         """
-        self._require_open()
+        self.require_open()
         self.hub.codec.encode(event, time=self.hub.state.clock.time())  # raises now, not later
         self._events.append((event, current_frame.get()))
         return ENLISTED
@@ -104,7 +108,7 @@ class Transaction:
         Raises:
             BusStateError: Not called in a durable handler.
         """
-        self._require_open()
+        self.require_open()
         frame = current_frame.get()
         while frame is not None:
             if frame.is_replay:
@@ -116,19 +120,51 @@ class Transaction:
             raise BusStateError(message)
         self._acknowledged = True
 
-    def _require_open(self) -> None:
-        if not self._is_open:
+    def of(self, hub: DurableBus) -> Transaction | None:
+        """Return this block or the next around it that is one of the bus `hub`.
+
+        Raises:
+            BusStateError: It has ended, and what runs was started in it.
+        """
+        found = _nearest(self, hub)
+        if found is not None:
+            found.require_open()
+        return found
+
+    def require_open(self) -> None:
+        """Raise unless its block has begun and not ended.
+
+        Raises:
+            BusStateError: It has not, or it has.
+        """
+        if self.is_open:
+            return
+        if self._token is None:
             message = "This transaction is not open. Use `async with bus.transaction() as tx:`."
-            raise BusStateError(message)
+        else:
+            message = (
+                "This bus.transaction() has ended: what is used here, or runs in a task or "
+                "thread that was started in its block, cannot be written with it any more. "
+                "Wait for the task inside the block, or start it outside."
+            )
+        raise BusStateError(message)
 
     async def __aenter__(self) -> Self:
         if self._token is not None:
             message = "A transaction can be used once; ask the bus for another."
             raise BusStateError(message)
+        self.outer = current_transaction.get()
+        around = _nearest(self.outer, self.hub)
+        if around is not None and around.is_open:
+            message = (
+                "This bus.transaction() is inside another one of the same bus, which is not "
+                "written yet, and may never be. Use the `tx` of the outer block, or end it first."
+            )
+            raise BusStateError(message)
         frame = current_frame.get()
         self.hub.state.require_open("begin a transaction on", frame)
         self._deliveries = owned_deliveries(frame)
-        self._is_open = True
+        self.is_open = True
         self._token = current_transaction.set(self)
         return self
 
@@ -138,10 +174,10 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._is_open = False
+        self.is_open = False
         assert self._token is not None  # noqa: S101 (set on the way in)
-        current_transaction.reset(self._token)
         try:
+            self._leave(self._token)
             if error is None and self._has_content:
                 await self._commit()
         except BaseException as failure:
@@ -149,6 +185,16 @@ class Transaction:
             raise
         if error is not None:
             self._tell_not_published(error)
+
+    def _leave(self, token: Token[Transaction | None]) -> None:
+        try:
+            current_transaction.reset(token)
+        except ValueError as error:
+            message = (
+                "A bus.transaction() was entered in one task and left in another task, so "
+                "nothing of it was written. Enter and leave the block in the same task."
+            )
+            raise BusStateError(message) from error
 
     @property
     def _has_content(self) -> bool:
@@ -209,6 +255,13 @@ class Transaction:
         if isinstance(placed, PublishReceipt):
             raise TransactionRefusedError(type(event), placed.reason)
         return placed
+
+
+def _nearest(transaction: Transaction | None, hub: DurableBus) -> Transaction | None:
+    """Return the innermost block that is one of the bus `hub`."""
+    while transaction is not None and transaction.hub is not hub:
+        transaction = transaction.outer
+    return transaction
 
 
 current_transaction: Final[ContextVar[Transaction | None]] = ContextVar(
