@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Generator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Final
+from uuid import uuid4
 
 from msgbus.errors import JournalOpenError
 from msgbus.journal.sqlite.faults import translated
 from msgbus.journal.sqlite.files import MEMORY, configure
 from msgbus.journal.sqlite.questions import QuestionReader
+from msgbus.runtime.file_lock import take_lock
 
+_PARTIAL: Final = ".msgbus-partial"
 _LEFTOVERS: Final = ("", "-journal", "-wal", "-shm")
 
 
@@ -33,20 +36,17 @@ def backup(reader: QuestionReader, target: str | os.PathLike[str]) -> None:
 
     Raises:
         JournalOpenError: The file exists, or its folder does not.
+        JournalFullError: The disk has no room for it; the error names the backup.
     """
     file = Path(target)
     _check_target(file)
-    partial = file.with_name(f"{file.name}.partial")
-    try:
-        _unlink(partial)
-        _make_like(partial, reader.path)
+    _remove_abandoned(file.parent)
+    with _partial(file, _mode_of(reader.path)) as partial, translated(str(file)):
         with closing(sqlite3.connect(partial, isolation_level=None)) as copy:
             reader.connection.backup(copy)
             # One file, complete in itself.
             copy.execute("PRAGMA journal_mode = DELETE").fetchall()
         partial.rename(file)
-    finally:
-        _unlink(partial)
 
 
 def _check_target(file: Path) -> None:
@@ -58,11 +58,44 @@ def _check_target(file: Path) -> None:
         raise JournalOpenError(message, path=str(file))
 
 
-def _make_like(file: Path, journal: str) -> None:
-    """Make an empty file that no one else may read who may not read the journal."""
-    mode = 0o600 if journal == MEMORY else Path(journal).stat().st_mode & 0o777
-    os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    file.chmod(mode)
+def _mode_of(journal: str) -> int:
+    """Return the permissions of a backup: nobody may read it who may not read the journal."""
+    return 0o600 if journal == MEMORY else Path(journal).stat().st_mode & 0o777
+
+
+@contextmanager
+def _partial(file: Path, mode: int) -> Generator[Path]:
+    """Make an empty file beside `file`; its lock tells others that somebody works on it."""
+    partial, opened = _locked_beside(file)
+    try:
+        partial.chmod(mode)
+        yield partial
+    finally:
+        os.close(opened)
+        _unlink(partial)
+
+
+def _locked_beside(file: Path) -> tuple[Path, int]:
+    while True:
+        partial = file.with_name(f"{file.name}.{uuid4().hex}{_PARTIAL}")
+        opened = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        with suppress(OSError):  # another backup took it for abandoned, before it was locked
+            take_lock(opened)
+            if os.fstat(opened).st_nlink:
+                return partial, opened
+        os.close(opened)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what backups have left whose processes were killed."""
+    for partial in folder.glob(f"*{_PARTIAL}"):
+        with suppress(OSError):  # somebody works on it, or has just ended
+            opened = os.open(partial, os.O_RDONLY)
+            try:
+                take_lock(opened)
+                _unlink(partial)
+            finally:
+                os.close(opened)
 
 
 def _unlink(file: Path) -> None:

@@ -20,14 +20,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import uuid
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 from msgbus.errors import LakeBusyError, LakeDamagedError
+from msgbus.runtime.file_lock import take_lock
 
 FORMAT: Final = 1
 _WIDTH: Final = 20  # digits of the largest offset, so that names sort as numbers do
@@ -199,18 +199,6 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-if sys.platform == "win32":
-    import msvcrt
-
-    def _take(file: IO[bytes]) -> None:
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-else:
-    import fcntl
-
-    def _take(file: IO[bytes]) -> None:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 @contextmanager
 def locked(path: Path) -> Generator[bool]:
     """Take the lock of a file without waiting; yields whether that succeeded.
@@ -219,7 +207,7 @@ def locked(path: Path) -> Generator[bool]:
     """
     with path.open("ab") as file:
         try:
-            _take(file)
+            take_lock(file.fileno())
         except OSError:
             yield False
         else:

@@ -20,6 +20,7 @@ from msgbus.journal.records import (
 from msgbus.journal.reports import Retention, TrimReport, VerifyReport
 from msgbus.journal.sqlite.journal import SqliteJournal
 from msgbus.runtime.clock import VirtualClock
+from msgbus.runtime.file_lock import take_lock
 from msgbus.testing.conformance.journal.kit import (
     EVENTS,
     LETTER,
@@ -384,11 +385,26 @@ async def test_a_backup_that_fails_leaves_nothing_behind(
     assert names_in(tmp_path) == ["journal.db"]
 
 
-async def test_what_an_earlier_backup_left_behind_is_replaced(path: Path, tmp_path: Path) -> None:
-    (tmp_path / "backup.db.partial").write_text("half of it")
+async def test_what_a_killed_backup_left_behind_is_removed(path: Path, tmp_path: Path) -> None:
+    left = [f"old.db.1.msgbus-partial{ending}" for ending in ("", "-journal", "-wal", "-shm")]
+    for name in (*left, "film.partial"):
+        (tmp_path / name).write_text("half of it")
     async with SqliteJournal(path, reserve=0) as journal:
         await journal.backup(tmp_path / "backup.db")
 
-    assert not (tmp_path / "backup.db.partial").exists()
+    assert names_in(tmp_path) == ["backup.db", "film.partial", "journal.db"]
     with closing(sqlite3.connect(tmp_path / "backup.db")) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+async def test_a_backup_leaves_what_another_one_works_on(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.db.1.msgbus-partial"
+    async with SqliteJournal(path, reserve=0) as journal:
+        with other.open("wb") as file:
+            take_lock(file.fileno())
+            await journal.backup(tmp_path / "backup.db")
+
+            assert other.exists()
+        await journal.backup(tmp_path / "another.db")
+
+    assert names_in(tmp_path) == ["another.db", "backup.db", "journal.db"]
