@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from msgbus.errors import JournalError, StaleError
+from msgbus.errors import JournalError, JournalFullError, StaleError
 from msgbus.journal.operations import Drop, Fence, Put
 from msgbus.journal.records import State
 from msgbus.runtime.timeouts import time_limit
@@ -64,6 +64,8 @@ class SubscriptionLoop(AttemptRunner[S], ABC):
         self.journal = journal
         self.is_standby = False
         """A member of another version of the application has the subscription."""
+        self.full: JournalFullError | None = None
+        """Why nothing can be fetched at the moment."""
         self.on_look: Callable[[], object] = lambda: None
         """Called when something was written, by this process or by another."""
         self.on_stall: Callable[[], object] = lambda: None
@@ -160,9 +162,11 @@ class SubscriptionLoop(AttemptRunner[S], ABC):
             self._is_looking = True
             try:
                 due = await self._look()
+                self.full = None
             except StaleError:
                 due = None  # the member was ended: `on_lost` ends this task
             except JournalError as error:
+                self.full = error if isinstance(error, JournalFullError) else None
                 self.journal_failed(error)
                 await self._clock.sleep(AGAIN)
                 due = self._clock.time()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import anyio
 
-from msgbus.errors import JournalError, StaleError
+from msgbus.errors import JournalError, JournalFullError, StaleError
 from msgbus.journal.operations import Drop, Operation, Seek
 from msgbus.journal.ports import CommitParticipant, Journal
 from msgbus.journal.records import Member, Pending, State
@@ -100,6 +100,8 @@ class Membership:
         self._runtime: Runtime | None = None
         self._starting = anyio.Lock()
         self._is_stopping = False
+        self._full: JournalFullError | None = None
+        """Why nothing can be acknowledged at the moment."""
         self._surveys = PeriodicTask("survey", self._survey_often, clock, self._failed)
         self._watch = PeriodicTask("watch", self._watch_others, clock, self._failed)
         self._flushes = PeriodicTask("flush", self._flush, clock, self._flush_failed)
@@ -288,6 +290,7 @@ class Membership:
         return AGAIN
 
     def _flush_failed(self, error: Exception) -> float:
+        self._full = error if isinstance(error, JournalFullError) else None
         for loop in self._loops if not isinstance(error, StaleError) else ():
             if loop.state.is_dirty:
                 loop.journal_failed(error)
@@ -325,7 +328,12 @@ class Membership:
             pass
 
     async def is_done(self, loop: SubscriptionLoop[Any], upto: int) -> bool:
-        """Tell whether all messages up to an offset are done; if not, wait for a change first."""
+        """Tell whether all messages up to an offset are done; if not, wait for a change first.
+
+        Raises:
+            JournalFullError: The disk is full, so that nothing can be acknowledged.
+        """
+        self.require_writable()
         version = await self.journal.changed(-1)
         selection, now = loop.state.selection, self._clock.time()
         is_written = await is_done(self.journal, loop.name, selection, upto, now)
@@ -335,6 +343,17 @@ class Membership:
         loop.flush_when_idle()
         await self.journal.changed(version, SURVEY)
         return False
+
+    def require_writable(self) -> None:
+        """Raise if what is done cannot be written, as the disk is full.
+
+        Raises:
+            JournalFullError: So it is; it is tried again all the same.
+        """
+        errors = (self._full, *(loop.full for loop in self._loops))
+        full = next((error for error in errors if error is not None), None)
+        if full is not None:
+            raise JournalFullError(str(full), path=full.path) from full
 
     # -- other members ---------------------------------------------------------------------------
 
@@ -436,4 +455,5 @@ class Membership:
     async def _flush(self) -> float:
         if self.member is not None and any(loop.state.is_dirty for loop in self._loops):
             await self.journal.commit([])
+        self._full = None
         return FLUSH

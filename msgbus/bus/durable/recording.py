@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import anyio
 from typing_extensions import override
 
-from msgbus.errors import JournalError, StoredMessageError
+from msgbus.errors import JournalError, JournalFullError, StoredMessageError
 from msgbus.handlers.observers import BusObserver, CallBegan, CallEnded
 from msgbus.journal.operations import Append, Note, Operation
 from msgbus.journal.records import DeliveryRecord, Outcome
@@ -59,6 +59,8 @@ class JournalRecorder(BusObserver):
         self._news: list[anyio.Event] = []
         self.failures = 0
         """Times that the journal could not be written; tried again each time."""
+        self._error: JournalError | None = None
+        """Why the last group was not written."""
 
     @property
     def backlog(self) -> int:
@@ -202,16 +204,24 @@ class JournalRecorder(BusObserver):
         self.has_commands = self.has_commands or _has_commands(operations)
 
     async def room(self) -> None:
-        """Wait until the buffer is below its limit."""
+        """Wait until the buffer is below its limit, unless the journal cannot be written."""
         while len(self._operations) >= self._limit and self._task is not None:
+            if self._error is not None:
+                return  # nobody waits for a disk that is full: what is too much is dropped
             await self._next_write()
 
     async def flush(self) -> None:
-        """Return when everything that was added so far is in the journal."""
+        """Return when everything that was added so far is in the journal.
+
+        Raises:
+            JournalFullError: The disk is full; it is tried again all the same.
+        """
         if self._task is None:
             await self._write_all()
         while self._operations or self._writing:
             await self._next_write()
+            if isinstance(self._error, JournalFullError):
+                raise JournalFullError(str(self._error), path=self._error.path) from self._error
 
     async def _next_write(self) -> None:
         event = anyio.Event()
@@ -247,12 +257,7 @@ class JournalRecorder(BusObserver):
             try:
                 await self._hub.journal.commit(operations)
             except JournalError as error:
-                log.error(
-                    "deliveries_not_recorded",
-                    bus=self._hub.state.config.name,
-                    lost=len(operations) + len(self._operations),
-                    error=redact_exception(error),
-                )
+                self._report_lost(len(operations) + len(self._operations), error)
                 self._operations.clear()
                 self.has_commands = False
 
@@ -264,26 +269,42 @@ class JournalRecorder(BusObserver):
             with anyio.CancelScope(shield=True):
                 await self._hub.journal.commit(operations)
         except JournalError as error:
+            self._error = error
             self.give_back(operations)
             self._writing = 0
             self.failures += 1
+            self._drop_excess(error)
             log.error(
                 "journal_not_written",
                 bus=self._hub.state.config.name,
                 waiting=len(self._operations),
                 error=redact_exception(error),
             )
+            self._notify()
             await self._clock.sleep(PAUSE)
         except Exception as error:  # nothing may end this task: others wait for it
-            log.error(
-                "deliveries_not_recorded",
-                bus=self._hub.state.config.name,
-                lost=len(operations),
-                error=redact_exception(error),
-            )
+            self._report_lost(len(operations), error)
+        else:
+            self._error = None
         finally:
             self._writing = 0
             self._notify()
+
+    def _drop_excess(self, error: JournalError) -> None:
+        """Drop the newest beyond the limit, as nothing can be written."""
+        lost = len(self._operations) - self._limit
+        if lost > 0:
+            del self._operations[self._limit :]
+            self.has_commands = _has_commands(self._operations)
+            self._report_lost(lost, error)
+
+    def _report_lost(self, lost: int, error: Exception) -> None:
+        log.error(
+            "deliveries_not_recorded",
+            bus=self._hub.state.config.name,
+            lost=lost,
+            error=redact_exception(error),
+        )
 
     def _notify(self) -> None:
         news, self._news = self._news, []

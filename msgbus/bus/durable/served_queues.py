@@ -210,6 +210,7 @@ class ServedQueues:
             self.drain()
         version = -1
         while await self.is_busy():
+            self._hub.membership.require_writable()
             version = await self._hub.journal.changed(version, SURVEY)
 
     async def is_busy(self) -> bool:
