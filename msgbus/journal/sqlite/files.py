@@ -15,6 +15,8 @@ from msgbus.journal.sqlite.faults import translated
 MEMORY: Final = ":memory:"
 SCHEME: Final = "sqlite://"
 PAGE_SIZE: Final = 4096
+LOG_LIMIT: Final = 8 * 1024 * 1024
+"""Bytes of the write-ahead log that are kept once it is in the file."""
 
 Connect: TypeAlias = Callable[[str, float], sqlite3.Connection]
 """Opens a connection to a path, waiting so many seconds for locks."""
@@ -83,7 +85,10 @@ def configure(connection: sqlite3.Connection) -> None:
     # what was acknowledged.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA fullfsync = ON")
-    connection.execute("PRAGMA wal_autocheckpoint = 1000").fetchall()
+    # What one large commit has made of the log is not kept for ever.
+    connection.execute(f"PRAGMA journal_size_limit = {LOG_LIMIT}").fetchall()
+    # Pages that become free are not overwritten: a trim would need a disk that is not full.
+    connection.execute("PRAGMA secure_delete = FAST").fetchall()
     connection.execute("PRAGMA trusted_schema = OFF")
     # As is the default; otherwise a table of the user's could forbid the removal of messages.
     connection.execute("PRAGMA foreign_keys = OFF")

@@ -38,6 +38,7 @@ from msgbus.journal.sqlite.reserve import DEFAULT_SIZE, Reserve
 from msgbus.journal.sqlite.retention import Retainer, Trimming, checkpoint
 from msgbus.journal.sqlite.schema import open_writer
 from msgbus.journal.sqlite.store import Store
+from msgbus.journal.sqlite.transactions import WriteTransaction
 from msgbus.journal.sqlite.verify import verify
 from msgbus.journal.sqlite.writer import CommitWriter
 from msgbus.journal.watch import Watch
@@ -147,16 +148,20 @@ class SqliteJournal:
         self._detector: ChangeDetector | None = None
         self._is_closed = False
         with ExitStack() as opened, translated(path):
-            self._connection = open_writer(
-                path,
-                lock_timeout,
-                adopt=options.get("adopt", adopt),
-                codec=codec,
-                connect=_connect,
+            self._connection = self._open_writer(
+                partial(
+                    open_writer,
+                    path,
+                    lock_timeout,
+                    adopt=options.get("adopt", adopt),
+                    codec=codec,
+                    connect=_connect,
+                )
             )
             opened.callback(self._connection.close)
             steps = JournalSteps(Store(self._connection, self._source))
             self._tail = steps.store.transaction.tail
+            self._limit_log(steps.store.transaction)
             if not is_memory:
                 reader = open_reader(path, 0.0, _connect)
                 self._detector = ChangeDetector(
@@ -172,6 +177,22 @@ class SqliteJournal:
             opened.pop_all()  # from here on `close` sees to it
         self._writer = CommitWriter(steps, retainer, self._watch.tell)
         self._reserve.fill()
+
+    def _open_writer(self, make: Callable[[], sqlite3.Connection]) -> sqlite3.Connection:
+        """Open the connection that writes, on a full disk with the space of the reserve."""
+        try:
+            return make()
+        except JournalFullError:
+            if not self._reserve.drop():
+                raise
+        return make()
+
+    def _limit_log(self, transaction: WriteTransaction) -> None:
+        """Keep the write-ahead log so short that the reserve can hold it."""
+        pages = self._reserve.log_pages(transaction.page_size)
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {pages}").fetchall()
+        if self._reserve.size:
+            transaction.reserve = self._reserve
 
     def _retainer(self, steps: JournalSteps) -> Retainer | None:
         if self._retention == Retention():

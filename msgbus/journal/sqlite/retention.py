@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
@@ -12,7 +13,7 @@ from msgbus.errors import JournalFullError
 from msgbus.journal.records import DELAYED, LETTERS, Cursor
 from msgbus.journal.reports import Retention, TrimReport
 from msgbus.journal.sqlite.claims import JournalSteps
-from msgbus.journal.sqlite.faults import translate
+from msgbus.journal.sqlite.faults import is_full
 from msgbus.journal.sqlite.messages import BLOCK
 from msgbus.journal.sqlite.questions import QuestionReader
 from msgbus.journal.sqlite.reads import Source, places
@@ -24,6 +25,12 @@ from msgbus.telemetry.redaction import redact_exception
 
 EVERY: Final = 1000
 """Messages after which a journal is trimmed again."""
+
+REST: Final = 1.0
+"""Seconds after which a full disk is tried again, if there was nothing to remove."""
+
+HURRY: Final = 1.0
+"""Seconds that a write on a full disk waits for a trim."""
 
 CHUNK: Final = 200
 """Messages that one commit of a trim looks at: other commits need not wait long."""
@@ -243,6 +250,7 @@ class Retainer:
         self._trimmed_at = steps.store.reader.head()
         self._trimming: Trimming | None = None
         self._removed = 0
+        self._rests_until = 0.0
 
     @property
     def is_trimming(self) -> bool:
@@ -273,21 +281,34 @@ class Retainer:
         self._reserve.fill()
 
     def make_room(self) -> bool:
-        """Remove all that need not be kept, as the disk is full; tell whether there was any."""
-        before = self._removed
+        """Remove what need not be kept, as the disk is full; tell whether there was any.
+
+        What takes longer is left to later steps: somebody waits.
+        """
+        before, end = self._removed, time.monotonic() + HURRY
         self._begin(self._trimmed_at)
-        while self.is_trimming:
+        while self.is_trimming and time.monotonic() < end:
             self.step()
+        if self._removed == before:
+            self._rests_until = end - HURRY + REST
         return self._removed > before
+
+    def open_reserve(self) -> bool:
+        """Let the next commits use the space of the reserve; false if that was of no use lately."""
+        if time.monotonic() < self._rests_until:
+            return False
+        if self._reserve.drop():
+            checkpoint(self._transaction.connection)
+        return True
 
     def _commit(self) -> bool:
         """Remove some messages, with the space of the reserve if need be."""
         try:
             return self._commit_once()
-        except sqlite3.Error as error:
-            is_full = isinstance(translate(error, self._steps.store.path), JournalFullError)
-            if not is_full or not self._reserve.drop():
+        except (sqlite3.Error, JournalFullError) as error:
+            if not is_full(error, self._steps.store.path) or not self._reserve.drop():
                 raise
+        checkpoint(self._transaction.connection)
         return self._commit_once()
 
     def _commit_once(self) -> bool:

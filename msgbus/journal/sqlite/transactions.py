@@ -15,6 +15,7 @@ from msgbus.journal.sqlite.files import MEMORY
 from msgbus.journal.sqlite.guard import lent
 from msgbus.journal.sqlite.messages import Row
 from msgbus.journal.sqlite.reads import Source, TableReader
+from msgbus.journal.sqlite.reserve import Reserve
 from msgbus.journal.sqlite.schema import require_no_triggers, require_own_objects
 
 P = ParamSpec("P")
@@ -72,6 +73,10 @@ class WriteTransaction:
         self._saw_others = False
         self._path = source.path
         self._place = FilePlace(source.path)
+        self.reserve: Reserve | None = None
+        """What to leave on the disk; asked before the file outgrows it."""
+        (self.page_size,) = connection.execute("PRAGMA page_size").fetchone()
+        self._used_pages = 0
         self._look_for_others()
         self._saw_others = False
 
@@ -104,12 +109,21 @@ class WriteTransaction:
         Raises:
             JournalError: The file was moved, deleted or replaced; or a part of this that was
                 refused could not be undone.
+            JournalFullError: The disk could not hold the file and its log.
         """
         if not self._is_whole:
             message = f"A part of a commit of the journal {self._path} could not be undone."
             raise JournalError(message, path=self._path)
+        reserve, used = self.reserve, 0
+        if reserve is not None:
+            (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
+            (free,) = self.connection.execute("PRAGMA freelist_count").fetchone()
+            used, size = pages - free, self.page_size
+            if pages * size > self._place.size + reserve.held:
+                reserve.require_room(pages * size, (used - self._used_pages) * size)
         self.connection.execute("COMMIT")
         self.commits += 1
+        self._used_pages = used
         self._place.check()
         self._is_known = True
         if self.appended:
@@ -227,6 +241,8 @@ class FilePlace:
         self._path = path
         paths = () if path == MEMORY else (path, f"{path}-wal")
         self._files: dict[str, tuple[int, int] | None] = dict.fromkeys(paths)
+        self.size = 0
+        """Bytes of the file, without its log."""
         self.check()
 
     def check(self) -> None:
@@ -239,6 +255,8 @@ class FilePlace:
             try:
                 status = os.stat(path)  # noqa: PTH116 (twice a commit)
                 found = status.st_dev, status.st_ino
+                if path == self._path:
+                    self.size = status.st_size
             except OSError:
                 found = None
             if found == known:

@@ -19,7 +19,7 @@ from msgbus.journal.sqlite.claims import JournalSteps, Renewals
 from msgbus.journal.sqlite.faults import closed, is_the_file, is_undecodable, translate
 from msgbus.journal.sqlite.files import MEMORY
 from msgbus.journal.sqlite.readers import lenient
-from msgbus.journal.sqlite.retention import Retainer
+from msgbus.journal.sqlite.retention import Retainer, checkpoint
 from msgbus.runtime.event_loop import Runtime, current_runtime
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -98,7 +98,8 @@ def as_journal_error(error: BaseException, path: str) -> JournalError:
     if isinstance(error, sqlite3.Error):
         failure = translate(error, path)
     elif isinstance(error, JournalError):
-        failure = JournalError(str(error), path=path)
+        kind = JournalFullError if isinstance(error, JournalFullError) else JournalError
+        failure = kind(str(error), path=path)
     else:
         failure = JournalError(f"The journal {path} failed: {redact_exception(error)}", path=path)
     failure.__cause__ = error
@@ -458,7 +459,7 @@ class CommitWriter:
                 self._commit(requests)
             if self._must_look:
                 self._look()
-            if retainer is not None and is_trimming:
+            if retainer is not None and retainer.is_trimming:
                 retainer.step()
 
     def _sleep(self) -> None:
@@ -519,8 +520,7 @@ class CommitWriter:
     def _write_again(self, failed: CommitGroup) -> list[CommitGroup]:
         """Write a group again if something can be done about its failure.
 
-        Without the request that rolled it back; on a full disk after some room was made, then
-        one request at a time.
+        Without the request that rolled it back; on a full disk as far as that is possible.
         """
         groups: list[CommitGroup] = []
         requests = failed.requests
@@ -530,15 +530,33 @@ class CommitWriter:
                 return groups
             failed = self._groups.write(requests)
             groups.append(failed)
-        if not failed.is_full:
-            return groups
-        if self._retainer is not None and self._retainer.make_room():
-            groups.append(self._groups.write(requests))
-            if not groups[-1].is_full:
-                return groups
-        if len(requests) > 1:
-            groups += [self._groups.write([request]) for request in requests]
+        if failed.is_full:
+            groups += self._write_on_full_disk(requests)
         return groups
+
+    def _write_on_full_disk(self, requests: Sequence[WriteRequest]) -> list[CommitGroup]:
+        """Write as many requests as possible.
+
+        First what ends work, in the space of the reserve: only so can old messages be removed.
+        Then, after a trim, what adds to the journal; together, or else one request at a time.
+        """
+        groups: list[CommitGroup] = []
+        retainer = self._retainer
+        checkpoint(self._transaction.connection)
+        if retainer is not None and retainer.open_reserve():
+            groups.append(self._groups.write([one for one in requests if not _adds(one)]))
+            retainer.make_room()
+            requests = [one for one in requests if _adds(one)]
+        if requests:
+            groups.append(self._groups.write(requests))
+            if groups[-1].is_full and len(requests) > 1:
+                groups += [self._groups.write([request]) for request in requests]
+        return groups
+
+
+def _adds(request: WriteRequest) -> bool:
+    """Whether a request makes the journal larger, rather than to end work."""
+    return request.is_of_user or any(type(one) is Append for one in request.operations)
 
 
 # -- answers ---------------------------------------------------------------------------------------

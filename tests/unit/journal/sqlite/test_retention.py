@@ -8,9 +8,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from msgbus.errors import ConfigurationError
+from msgbus.journal import open_journal
 from msgbus.journal.operations import Append
 from msgbus.journal.reports import Retention
 from msgbus.journal.sqlite.journal import SqliteJournal
+from msgbus.journal.sqlite.reserve import SMALLEST
 from msgbus.runtime.clock import VirtualClock
 from msgbus.testing.conformance.journal.kit import (
     EVENTS,
@@ -106,5 +109,28 @@ async def test_a_reserve_is_filled_when_a_journal_is_opened(path: Path) -> None:
 
         assert reserve.stat().st_size == 8 * 1024 * 1024
         await journal.close()
-    await SqliteJournal(path, reserve=100).close()
-    assert reserve.stat().st_size == 100
+    await SqliteJournal(path, reserve=SMALLEST).close()
+    assert reserve.stat().st_size == SMALLEST
+
+
+async def test_a_reserve_says_what_it_is(path: Path) -> None:
+    await SqliteJournal(path, reserve=SMALLEST).close()
+
+    text = path.with_name("journal.db-reserve").read_bytes()[:400].decode()
+
+    assert "keeps 1048576 bytes of the disk free for the msgbus journal journal.db" in text
+    assert "You may delete it at any time" in text
+
+
+async def test_without_a_reserve_there_is_no_file(path: Path) -> None:
+    await SqliteJournal(path, reserve=0).close()
+
+    assert not path.with_name("journal.db-reserve").exists()
+
+
+@pytest.mark.parametrize("reserve", [-1, 1, 100_000, SMALLEST - 1])
+def test_a_reserve_that_could_not_help_is_refused(path: Path, reserve: int) -> None:
+    with pytest.raises(ConfigurationError, match=r"at least 1,048,576 bytes.* or 0 for none"):
+        open_journal(f"sqlite:///{path}?reserve={reserve}")
+
+    assert not path.exists()
