@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, final
 
+from msgbus.runtime.clock import look_after
 from msgbus.runtime.event_loop import Runtime, Waker, current_runtime
 
 if TYPE_CHECKING:
@@ -64,8 +66,8 @@ class Watch:
         self._look_if_due(at_once=True)
         runtime = current_runtime()
         while not is_news():
-            pause = self._pause(deadline)
-            if pause is not None and pause <= 0:
+            left = None if deadline is None else deadline - self._clock.now()
+            if left is not None and left <= 0:
                 return
             waker = runtime.waker()
             with self._guard:
@@ -74,28 +76,21 @@ class Watch:
                 # A commit between the question above and this registration is not missed.
                 if is_news():
                     return
-                await self._sleep(waker, pause)
+                await self._sleep(waker, left)
             finally:
                 with self._guard:
                     del self._waiting[waker]
             self._look_if_due()
 
-    async def _sleep(self, waker: Waker, pause: float | None) -> None:
-        if pause is None:
+    async def _sleep(self, waker: Waker, left: float | None) -> None:
+        """Wait for a commit, the next look at the file, or the end of the time that is left."""
+        with ExitStack() as limits:
+            if left is not None:
+                limits.enter_context(self._clock.cancel_after(left))
+            if self._look is not None:
+                pause = max(self._looked + self._interval - self._clock.now(), 0.001)
+                limits.enter_context(look_after(pause, self._clock))
             await waker.wait()
-            return
-        with self._clock.cancel_after(pause):
-            await waker.wait()
-
-    def _pause(self, deadline: float | None) -> float | None:
-        """Seconds until the next look, or the end if that is sooner."""
-        now = self._clock.now()
-        pauses: list[float] = []
-        if self._look is not None:
-            pauses.append(max(self._looked + self._interval - now, 0.001))
-        if deadline is not None:
-            pauses.append(deadline - now)
-        return min(pauses, default=None)
 
     def _look_if_due(self, *, at_once: bool = False) -> None:
         """Look at the file, however many wait, at most once in an interval."""

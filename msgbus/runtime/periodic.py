@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, final
 
 import anyio
+
+from msgbus.runtime.clock import look_after
 
 if TYPE_CHECKING:
     from msgbus.runtime.clock import Clock
@@ -26,6 +29,7 @@ class PeriodicTask:
         clock: Time.
         on_error: Called with an exception of `work`; returns the seconds until the next call, or
             `None` to end the task.
+        is_look: Whether `work` only looks for news: nothing is due when its time comes.
     """
 
     def __init__(
@@ -34,11 +38,14 @@ class PeriodicTask:
         work: Callable[[], Awaitable[float | None]],
         clock: Clock,
         on_error: Callable[[Exception], float | None],
+        *,
+        is_look: bool = False,
     ) -> None:
         self._name = name
         self._work = work
         self._clock = clock
         self._on_error = on_error
+        self._limit = partial(look_after, clock=clock) if is_look else clock.cancel_after
         self._runtime: Runtime | None = None
         self._waker: Waker | None = None
         self._scope: anyio.CancelScope | None = None
@@ -127,5 +134,5 @@ class PeriodicTask:
         elif pause is None:
             await self._waker.wait()
         else:
-            with self._clock.cancel_after(pause):
+            with self._limit(pause):
                 await self._waker.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -12,6 +12,7 @@ import anyio
 from msgbus.errors import JournalError, JournalFullError, StaleError
 from msgbus.journal.operations import Drop, Fence, Put
 from msgbus.journal.records import State
+from msgbus.runtime.clock import look_after
 from msgbus.runtime.timeouts import time_limit
 from msgbus.subscriptions.attempts import AGAIN, LONGEST, AttemptRunner, S
 from msgbus.subscriptions.figures import Figures
@@ -175,8 +176,10 @@ class SubscriptionLoop(AttemptRunner[S], ABC):
 
     async def _wait_for_news(self, due: float | None) -> None:
         if not self._news.is_set():
-            pause = None if due is None else min(max(due - self._clock.time(), 0.0), LONGEST)
-            with time_limit(pause, self._clock):
+            pause = None if due is None else max(due - self._clock.time(), 0.0)
+            # Before it is due, too, as the wall clock may jump.
+            limit = nullcontext() if due is None else look_after(LONGEST, self._clock)
+            with time_limit(pause, self._clock), limit:
                 await self._news.wait()
         self._news = anyio.Event()
 

@@ -102,9 +102,11 @@ class Membership:
         self._is_stopping = False
         self._full: JournalFullError | None = None
         """Why nothing can be acknowledged at the moment."""
-        self._surveys = PeriodicTask("survey", self._survey_often, clock, self._failed)
-        self._watch = PeriodicTask("watch", self._watch_others, clock, self._failed)
-        self._flushes = PeriodicTask("flush", self._flush, clock, self._flush_failed)
+        self._surveys = PeriodicTask(
+            "survey", self._survey_often, clock, self._failed, is_look=True
+        )
+        self._watch = PeriodicTask("watch", self._watch_others, clock, self._failed, is_look=True)
+        self._flushes = PeriodicTask("flush", self._flush, clock, self._flush_failed, is_look=True)
         self.flush_soon = self._flushes.wake
         """Write now what is settled."""
 
