@@ -576,14 +576,20 @@ class StoredMessageError(MsgBusError):
 
 
 class SettleTimeoutError(MsgBusError, TimeoutError):
-    """`settled()` timed out; `busy` names the handlers that still run."""
+    """`settled()` or `caught_up()` timed out; `busy` names the handlers that have work left.
 
-    def __init__(self, busy: Sequence[str], *, seconds: float) -> None:
+    `seconds` is `None` if it was raised at once: only `resume` lets them go on.
+    """
+
+    def __init__(self, busy: Sequence[str], *, seconds: float | None) -> None:
         self.busy = tuple(busy)
         self.seconds = seconds
-        super().__init__(
-            f"Not settled after {seconds:g} s. Still busy: {', '.join(busy) or 'nothing known'}."
-        )
+        names = ", ".join(busy) or "nothing known"
+        if seconds is None:
+            text = f"Not settled, and nothing goes on by itself: {names}."
+        else:
+            text = f"Not settled after {seconds:g} s. Still busy: {names}."
+        super().__init__(text)
 
 
 class ExpectTimeoutError(MsgBusError, TimeoutError):

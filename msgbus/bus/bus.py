@@ -420,7 +420,9 @@ class MessageBus(
         retry in the journal, or behind a dead letter of their key.
 
         Raises:
-            SettleTimeoutError: Something still runs after `timeout`; it is named.
+            SettleTimeoutError: Something still runs after `timeout`; or, without one, handlers that
+                are paused or blocked have work left, and only `resume` lets it go on. They are
+                named.
             InsideHandlerError: Called by a handler, which would wait for itself.
             BusNotStartedError: Events are queued, but the bus was never started.
             ForeignLoopError: It runs on another event loop.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -51,32 +52,40 @@ async def wait_until_idle(state: BusState, timeout: float | None) -> None:
     if state.durability is None or state.phase is Phase.NEW:
         await _wait_until_lanes_idle(state, timeout)
     elif timeout is None:
-        await _wait_until_all_idle(state, state.durability)
+        await _wait_until_all_idle(state, state.durability, is_patient=False)
     else:
         # Real time is a second limit, as for the lanes.
-        with anyio.move_on_after(timeout) as real, state.clock.cancel_after(timeout) as scope:
-            await _wait_until_all_idle(state, state.durability)
-        if real.cancel_called or scope.cancel_called:
-            busy = state.busy(state.lanes.values(), commands=True) + state.durability.busy()
-            if busy:
-                raise SettleTimeoutError(busy, seconds=timeout)
+        with anyio.move_on_after(timeout), state.clock.cancel_after(timeout):
+            await _wait_until_all_idle(state, state.durability, is_patient=True)
+            return
+        busy = state.busy(state.lanes.values(), commands=True) + state.durability.busy()
+        raise SettleTimeoutError(busy, seconds=timeout)
 
 
-async def _wait_until_all_idle(state: BusState, durability: DurableBus) -> None:
+async def _wait_until_all_idle(
+    state: BusState, durability: DurableBus, *, is_patient: bool
+) -> None:
     while True:
-        await _wait_until_lanes_idle(state, None)
-        await durability.caught_up()
-        if not state.busy(state.lanes.values(), commands=True):
+        await state.settle(partial(_open_lanes, state), None, commands=True, is_patient=is_patient)
+        await durability.caught_up(is_patient=is_patient)
+        if not state.busy(_open_lanes(state), commands=True):
             return
 
 
 async def _wait_until_lanes_idle(state: BusState, timeout: float | None) -> None:
-    await state.settle(lambda: list(state.lanes.values()), timeout, commands=True)
+    is_patient = timeout is not None
+    await state.settle(partial(_open_lanes, state), timeout, commands=True, is_patient=is_patient)
+
+
+def _open_lanes(state: BusState) -> list[Lane]:
+    """Return the lanes to wait for: while the bus stops, not those that are paused."""
+    lanes = list(state.lanes.values())
+    return lanes if state.accepting else [one for one in lanes if not one.is_held_up]
 
 
 async def end(state: BusState, scheduled: tuple[Event, ...]) -> DrainReport:
     """Stop all lanes, and report what was handled and what was not."""
-    persisted = 0
+    persisted: dict[str, int] = {}
     if state.durability is not None and state.runtime is not None:
         # Subscriptions first: they deliver nothing more, and return what is in flight.
         persisted = await state.durability.stop()
@@ -100,12 +109,20 @@ async def end(state: BusState, scheduled: tuple[Event, ...]) -> DrainReport:
             abandoned=abandoned,
             scheduled=len(scheduled),
         )
+    if persisted:
+        log.warning(
+            "messages_stay_in_journal",
+            bus=state.config.name,
+            persisted=sum(persisted.values()),
+            handlers=persisted,
+        )
     return DrainReport(
         handled=handled,
-        persisted=persisted,
+        persisted=sum(persisted.values()),
         abandoned=abandoned,
         leftovers=tuple(leftovers),
         scheduled=scheduled,
+        persisted_by=persisted,
     )
 
 
@@ -195,22 +212,35 @@ class Quiescence(RunGuards):
         timeout: float | None,
         *,
         commands: bool,
+        is_patient: bool | None = None,
     ) -> None:
         """Wait until none of the lanes has work left.
 
+        Args:
+            lanes: Returns them.
+            timeout: Seconds.
+            commands: Whether to wait for commands and publishers, too.
+            is_patient: Whether to wait for the `resume` of one that is paused; by default if
+                there is a timeout.
+
         Raises:
-            SettleTimeoutError: Something still runs after `timeout`; it is named.
+            SettleTimeoutError: Something still runs after `timeout`; or, if not `is_patient`,
+                only lanes that are paused have work left. They are named.
         """
+        is_patient = timeout is not None if is_patient is None else is_patient
         if not self.busy(lanes(), commands=commands):
             return  # idle: no scope, no timer
         if timeout is None:
-            await self._settle(lanes, lambda: False, commands=commands)
+            await self._settle(lanes, lambda: False, commands=commands, is_patient=is_patient)
             return
         # Real time is a second limit: a test that never advances its virtual clock should
         # fail, not hang.
         with anyio.move_on_after(timeout) as real, self.clock.cancel_after(timeout) as scope:
             await self._settle(
-                lanes, lambda: real.cancel_called or scope.cancel_called, commands=commands
+                lanes,
+                lambda: real.cancel_called or scope.cancel_called,
+                commands=commands,
+                is_patient=is_patient,
             )
         if scope.cancel_called or real.cancel_called:
             busy = self.busy(lanes(), commands=commands)
@@ -218,11 +248,18 @@ class Quiescence(RunGuards):
                 raise SettleTimeoutError(busy, seconds=timeout)
 
     async def _settle(
-        self, lanes: Callable[[], Iterable[Lane]], expired: Callable[[], bool], *, commands: bool
+        self,
+        lanes: Callable[[], Iterable[Lane]],
+        expired: Callable[[], bool],
+        *,
+        commands: bool,
+        is_patient: bool,
     ) -> None:
         # `expired` is checked too: work that keeps ending wakes this task again and again, and
         # a cancellation is only delivered to a task that sleeps.
         while self.busy(lanes(), commands=commands) and not expired():
+            if not is_patient and self._is_held_up(lanes(), commands=commands):
+                raise SettleTimeoutError(self.busy(lanes(), commands=commands), seconds=None)
             waiter = self._wait_for_work()
             for lane in lanes():
                 lane.stop_lingering()
@@ -232,6 +269,13 @@ class Quiescence(RunGuards):
             finally:
                 if waiter in self._idle_waiters:
                     self._idle_waiters.remove(waiter)
+
+    def _is_held_up(self, lanes: Iterable[Lane], *, commands: bool) -> bool:
+        """Tell whether nothing goes on before the `resume` of a lane that is paused."""
+        if commands and any(counts.running for counts in self.counters.commands.values()):
+            return False
+        busy = [lane for lane in lanes if lane.is_busy]
+        return bool(busy) and all(lane.is_held_up for lane in busy)
 
     async def wait_for_workers(self) -> None:
         """Wait until every worker has ended."""

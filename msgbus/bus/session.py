@@ -306,7 +306,8 @@ class BusSession(SendingMethods, RegistrationMethods[Subscription]):
         """Wait until this session's own handlers have no work left.
 
         Raises:
-            SettleTimeoutError: Something still runs after `timeout`; it is named.
+            SettleTimeoutError: Something still runs after `timeout`; or, without one, only
+                handlers that are paused have work left. They are named.
             InsideHandlerError: Called inside a handler, which would wait for itself.
             BusNotStartedError: Events are queued, but the bus was never started.
         """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, final
 
@@ -156,7 +156,7 @@ class DrainReport:
     """Finished while draining, successfully or not."""
 
     persisted: int = 0
-    """Left in the journal for the next start."""
+    """Left in the journal for other processes or the next start: not lost. At most so many."""
 
     abandoned: int = 0
     """Not finished in time: queued, or cancelled while running."""
@@ -166,3 +166,6 @@ class DrainReport:
 
     scheduled: tuple[Event, ...] = ()
     """Delayed events that were not due yet."""
+
+    persisted_by: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The same by durable handler, `commands:` and wire name, and `msgbus.delayed` events."""

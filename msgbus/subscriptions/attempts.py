@@ -245,12 +245,13 @@ class AttemptRunner(Generic[S]):
         """Wake those who wait for the end of deliveries."""
         self._gate.notify()
         self._ended.set()
-        if self._flushes_when_idle and not self.state.in_flight:
+        if self._flushes_when_idle:
             self.flush_when_idle()
 
     def flush_when_idle(self) -> None:
         """Have a commit as soon as nothing is in flight: somebody waits for that."""
-        self._flushes_when_idle = bool(self.state.in_flight)
+        left = self.figures.running if self._is_stopped else self.state.in_flight
+        self._flushes_when_idle = bool(left)
         if not self._flushes_when_idle:
             self.flush()
 

@@ -28,7 +28,9 @@ from msgbus.subscriptions.members import Membership
 from msgbus.subscriptions.progress import (
     Progress,
     Standing,
+    describe_left,
     progress_now,
+    require_reached,
     standing_of,
     start_offset,
 )
@@ -300,18 +302,22 @@ class SubscriptionEngine:
             The offset.
 
         Raises:
-            SettleTimeoutError: It took longer than `timeout`.
+            SettleTimeoutError: It took longer than `timeout`; or, without one, it is paused or
+                blocked, and nothing goes on before `resume`.
+            ConfigurationError: The offset is beyond the head of the journal.
             BusStateError: It is not started, or was closed meanwhile.
         """
         loop = self._require_loop()
         self._require_running()
         upto = await self._journal.head() if offset is None else offset
+        await require_reached(self._journal, upto)
+        is_patient = timeout is not None
         with time_limit(timeout, self._clock), self._until_closed():
-            await self._membership.caught_up(loop, upto)
+            while not await self._membership.is_done(loop, upto, is_patient=is_patient):
+                pass
             return upto
         self._require_running()
-        busy = f"{self.name} at offset {self.last_acked} of {upto}"
-        raise SettleTimeoutError([busy], seconds=timeout or 0.0)
+        raise SettleTimeoutError([describe_left(self.progress())], seconds=timeout or 0.0)
 
     @contextmanager
     def _until_closed(self) -> Generator[None]:
@@ -364,9 +370,8 @@ class SubscriptionEngine:
 
     @property
     def lag(self) -> int:
-        """Offsets between `last_acked` and the head; with or without consumers."""
-        head: int = self._require_loop().state.head
-        return max(head - self.last_acked, 0)
+        """Messages for it that are not done, as `Progress.lag`; with or without consumers."""
+        return self.progress().lag
 
     def progress(self) -> Progress:
         """Return how it stands, as far as this process knows; no I/O."""

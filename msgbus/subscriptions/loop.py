@@ -190,7 +190,7 @@ class SubscriptionLoop(AttemptRunner[S], ABC):
             await self._recover()
         partitions = self._partitions()
         if self._is_stopped or self.state.is_draining:
-            await self.figures.find_oldest(self.journal, self.state, partitions)
+            await self.count_unread()
             return None
         if partitions is not None and not partitions:
             return None
@@ -209,6 +209,12 @@ class SubscriptionLoop(AttemptRunner[S], ABC):
         if due.damaged != self.figures.damaged:
             await self._note_damaged(due.damaged)
         return None if self._is_full else due.time  # the end of a delivery makes room
+
+    async def count_unread(self) -> None:
+        """Count messages that nobody has got yet, for `progress()`."""
+        partitions = self._partitions() or None  # on standby: all of them
+        is_stopped = self._is_stopped
+        await self.figures.count_unread(self.journal, self.state, partitions, is_stopped=is_stopped)
 
     async def _note_damaged(self, damaged: int) -> None:
         """Log that more messages were set aside."""

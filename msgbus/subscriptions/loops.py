@@ -203,6 +203,7 @@ class SharedLoop(SubscriptionLoop[SharedState]):
             self.member, self.name, room, self._clock.time(), selection=selection
         )
         self._is_full = len(claims) == room
+        state.feed.claimed = max((*(claim.row.offset for claim in claims), state.feed.claimed))
         if self._rules.is_once and claims:
             # In one commit, instead of one for each before it begins.
             await self.journal.commit([Drop(claim.row) for claim in claims], self.member)

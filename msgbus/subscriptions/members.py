@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 import anyio
 
-from msgbus.errors import JournalError, JournalFullError, StaleError
+from msgbus.errors import JournalError, JournalFullError, SettleTimeoutError, StaleError
 from msgbus.journal.operations import Drop, Operation, Seek
 from msgbus.journal.ports import CommitParticipant, Journal
 from msgbus.journal.records import Member, Pending, State
@@ -22,7 +22,7 @@ from msgbus.subscriptions.attempts import AGAIN
 from msgbus.subscriptions.gate import AloneGate
 from msgbus.subscriptions.loop import SubscriptionLoop
 from msgbus.subscriptions.loops import PartitionedLoop, SharedLoop
-from msgbus.subscriptions.progress import is_done
+from msgbus.subscriptions.progress import describe_left, is_done, is_held_up, progress_now
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -324,15 +324,18 @@ class Membership:
         # The last first: so none of them lets another one go.
         return passed[::-1]
 
-    async def caught_up(self, loop: SubscriptionLoop[Any], upto: int) -> None:
-        """Return when all messages up to an offset are done, in whichever process."""
-        while not await self.is_done(loop, upto):
-            pass
-
-    async def is_done(self, loop: SubscriptionLoop[Any], upto: int) -> bool:
+    async def is_done(
+        self, loop: SubscriptionLoop[Any], upto: int, *, is_patient: bool = True
+    ) -> bool:
         """Tell whether all messages up to an offset are done; if not, wait for a change first.
 
+        Args:
+            loop: The subscription.
+            upto: The offset.
+            is_patient: Whether to wait for the `resume` of one that is paused or blocked, too.
+
         Raises:
+            SettleTimeoutError: It is, and only `resume` would let it go on.
             JournalFullError: The disk is full, so that nothing can be acknowledged.
         """
         self.require_writable()
@@ -342,6 +345,8 @@ class Membership:
         # At most once, what runs here is acknowledged already.
         if is_written and not loop.state.has_in_flight(upto):
             return True
+        if not is_patient and is_held_up(loop):
+            raise SettleTimeoutError([describe_left(progress_now(loop))], seconds=None)
         loop.flush_when_idle()
         await self.journal.changed(version, SURVEY)
         return False
@@ -368,6 +373,7 @@ class Membership:
             head = await self.journal.head()
             for loop in self._loops:
                 loop.check_stall(head)
+                await loop.count_unread()
         return min(self.ttl / 4, SURVEY)
 
     async def _survey(self) -> None:
@@ -385,6 +391,7 @@ class Membership:
         alive = [member for member in members if member not in ended]
         for loop in self._loops:
             if loop.state.member is None:
+                loop.figures.cursors = await self.journal.cursors(loop.name)
                 self._note_standby(loop, alive)
                 continue
             serving = [member.id for member in alive if loop.name in member.serves]

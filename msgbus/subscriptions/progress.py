@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, final
 from msgbus.errors import ConfigurationError, SettleTimeoutError
 from msgbus.journal.records import Cursor, Kind, Pending, Record, Selection, State
 from msgbus.runtime.timeouts import time_limit
-from msgbus.subscriptions.figures import acked_of
+from msgbus.subscriptions.figures import PAGE, acked_of, lag_of
 from msgbus.subscriptions.loop import SubscriptionLoop
 from msgbus.subscriptions.loops import PartitionedLoop
+from msgbus.subscriptions.shared import SharedState
 from msgbus.subscriptions.state import DeliveryCounts
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from msgbus.runtime.clock import Clock
 
 _OPEN: Final = (State.WAITING, State.CLAIMED)
+
+READS_AT_END: Final = 20
+"""Reads of the log in which messages that are left are counted when a bus stops."""
 
 
 class Standing(StrEnum):
@@ -65,7 +69,9 @@ class Progress:
     head: int
     """The newest offset of the journal, as last seen."""
     lag: int
-    """Offsets between `last_acked` and `head`: the upper bound of what is left to do."""
+    """Messages for it that are not done: in memory here, or not yet handed out. On standby, those
+    behind its stored cursor. Without those that wait in the journal; exact unless it is far behind
+    and gets on, else at most so many."""
     oldest_unacked_age: float
     """Seconds since the oldest message that is not done was recorded; 0 if there is none."""
     in_flight: int
@@ -106,8 +112,8 @@ def progress_now(
         figures = loop.figures
         last_acked, acked = acked_of(state, figures.cursors)
         standing = standing or standing_of(loop)
-        oldest = min((one.record.time for one in state.in_flight), default=figures.oldest)
-        lag = max(state.head - last_acked, 0)
+        oldest = min((one.record.time for one in state.in_flight), default=figures.unread.oldest)
+        lag = lag_of(state, figures)
         return Progress(
             name=loop.name,
             standing=standing,
@@ -145,6 +151,32 @@ def standing_of(loop: SubscriptionLoop[Any]) -> Standing:
     if loop.blocked_at is not None:
         return Standing.BLOCKED
     return Standing.PAUSED if loop.is_paused else Standing.ACTIVE
+
+
+def is_held_up(loop: SubscriptionLoop[Any]) -> bool:
+    """Tell whether a subscription that is not done goes on only after `resume`."""
+    state = loop.state
+    with state.lock:
+        is_stopped = loop.is_paused or loop.blocked_at is not None
+        if not is_stopped or loop.figures.running or state.has_unwritten:
+            return False
+        if isinstance(state, SharedState):
+            return bool(state.in_flight) or not state.others
+        # What others own, they do.
+        return len(state.owned) == state.selection.partitions or lag_of(state, loop.figures) > 0
+
+
+def describe_left(progress: Progress) -> str:
+    """Say in words what a subscription has left to do, and what holds it up."""
+    reason = ""
+    if progress.standing is Standing.PAUSED:
+        reason = ", paused until resume()"
+    elif progress.standing is Standing.BLOCKED:
+        reason = f", blocked by offset {progress.blocked_at} until resume() or seek()"
+    elif progress.standing is Standing.STANDBY:
+        reason = f", process {progress.owner} delivers it"
+    left = f"at most {progress.lag} left{reason}"
+    return f"{progress.name} at offset {progress.last_acked} of {progress.head} ({left})"
 
 
 def _parked_keys(loop: SubscriptionLoop[Any]) -> int:
@@ -210,6 +242,28 @@ async def progress_of(journal: Journal, name: str) -> SubscriptionProgress:
     )
 
 
+async def count_left(journal: Journal, name: str, selection: Selection) -> int:
+    """Return how many messages a subscription still has to handle, at most.
+
+    Exact up to about a hundred thousand of other handlers, or twenty thousand of its own;
+    from there on, all messages of the journal are counted.
+    """
+    rows = await journal.count(name)
+    left = sum(rows.get(state, 0) for state in (*_OPEN, State.PARKED))
+    acked = {cursor.partition: cursor.acked for cursor in await journal.cursors(name)}
+    head = await journal.head()
+    after = min(acked.values(), default=head)
+    for _ in range(READS_AT_END):
+        if after >= head:
+            break
+        scan = await journal.read(after, PAGE, selection)
+        for one in scan.records:
+            partition = selection.partition(one) if isinstance(one, Record) else 0
+            left += (one.offset if isinstance(one, Record) else one) > acked.get(partition, 0)
+        after = max(scan.upto, after + 1)
+    return left + max(head - after, 0)
+
+
 async def is_done(journal: Journal, name: str, selection: Selection, upto: int, now: float) -> bool:
     """Tell whether every message up to an offset is handled, dead-lettered, or waits for later.
 
@@ -241,6 +295,21 @@ async def _has_more(journal: Journal, selection: Selection, cursor: Cursor, upto
     return False
 
 
+async def require_reached(journal: Journal, upto: int) -> None:
+    """Raise if there is no message at an offset yet: nobody could say when it is done.
+
+    Raises:
+        ConfigurationError: It is beyond the head of the journal.
+    """
+    head = await journal.head()
+    if upto > head:
+        message = (
+            f"caught_up({upto}) is beyond the head of the journal, which is at offset {head}. "
+            f"Give the offset of a message that was published."
+        )
+        raise ConfigurationError(message)
+
+
 async def caught_up(
     journal: Journal,
     clock: Clock,
@@ -254,6 +323,7 @@ async def caught_up(
     Raises:
         SettleTimeoutError: It is not after `timeout` seconds.
     """
+    await require_reached(journal, upto)
     version = -1
     with time_limit(timeout, clock):
         while not await is_done(journal, name, selection, upto, clock.time()):

@@ -137,6 +137,8 @@ class SharedFeed:
         """As it is stored, as far as this process knows."""
         self._looked = 0
         """Nothing up to here is left to claim."""
+        self.claimed = 0
+        """The highest offset known to be claimed, here or by others: for `progress()`."""
         self._feeding: tuple[list[Claim], Cursor, int] | None = None
         self._has_missed = False
         """The last commit appended messages that were not claimed here."""
@@ -149,6 +151,7 @@ class SharedFeed:
         """Take note of the stored cursor, and that nothing up to `looked` is left to claim."""
         with self._state.lock:
             self._cursor, self._looked = cursor, looked
+            self.claimed = looked
 
     @property
     def looked(self) -> int:
@@ -197,6 +200,7 @@ class SharedFeed:
                 return state.on_rows
             if feeding is not None:
                 claims, self._cursor, self._looked = feeding
+                self.claimed = self._looked
                 state.admit_claims(claims)
                 if claims and not self._has_missed:
                     return state.on_ready

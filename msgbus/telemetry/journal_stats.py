@@ -22,7 +22,7 @@ class SubscriptionStats:
     last_acked: int = 0
     """All messages up to this offset are acknowledged."""
     lag: int = 0
-    """Offsets between that and the newest: upper bound of the messages left."""
+    """Messages for it that are not done; see `Progress.lag`."""
     oldest_unacked_age: float = 0.0
     """Age in seconds of the oldest unacknowledged message; 0 if there is none."""
     in_flight: int = 0

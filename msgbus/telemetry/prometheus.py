@@ -73,7 +73,7 @@ _BUS_GAUGES: Final[Rows] = {
     "dead_letter_queue_size": ("dead_letters", "Dead letters."),
 }
 _SUBSCRIPTION_GAUGES: Final[Rows] = {
-    "subscription_lag": ("lag", "Offsets up to the newest: upper bound of the messages left."),
+    "subscription_lag": ("lag", "Messages for the handler that are not done, at most."),
     "subscription_oldest_unacked_seconds": (
         "oldest_unacked_age",
         "Age of the oldest unacknowledged message, 0 if there is none.",

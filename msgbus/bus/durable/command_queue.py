@@ -164,10 +164,10 @@ class CommandQueue:
         """Tell whether nothing is in flight or due here."""
         return not await self._served.is_busy()
 
-    async def count(self) -> int:
-        """Count the commands that wait and that this bus handles, for others or the next start."""
-        total = 0
-        for name in self._served.names():
-            counts = await self._hub.journal.count(queue_of(name))
-            total += counts.get(State.WAITING, 0) + counts.get(State.CLAIMED, 0)
-        return total
+    async def counts(self) -> dict[str, int]:
+        """Count the commands that wait and that this bus handles, by queue."""
+        found: dict[str, int] = {}
+        for queue in map(queue_of, self._served.names()):
+            counts = await self._hub.journal.count(queue)
+            found[queue] = counts.get(State.WAITING, 0) + counts.get(State.CLAIMED, 0)
+        return found

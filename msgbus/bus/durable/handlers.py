@@ -27,13 +27,20 @@ from msgbus.errors import (
 from msgbus.handlers.delivery import Mode, StartAt
 from msgbus.handlers.filters import passes
 from msgbus.journal.codec import RawMessage, WireNames
-from msgbus.journal.records import Letter, Selection, State
+from msgbus.journal.records import Letter, Selection
 from msgbus.messages.frame import DeliveryFrame, current_frame
 from msgbus.messages.message import Event, SystemEvent
 from msgbus.middleware.chain import not_awaited
 from msgbus.runtime.timeouts import time_limit
 from msgbus.subscriptions.config import SubscriptionConfig, make_loop, selection_of
-from msgbus.subscriptions.progress import Standing, progress_now, progress_of, start_offset
+from msgbus.subscriptions.progress import (
+    Standing,
+    count_left,
+    describe_left,
+    progress_now,
+    require_reached,
+    start_offset,
+)
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 from msgbus.telemetry.stats import Durations
@@ -136,20 +143,21 @@ class DurableHandler:
         """Return when everything up to `offset` is done and written, in whichever process.
 
         Raises:
-            SettleTimeoutError: It took longer than `timeout`.
+            SettleTimeoutError: It took longer than `timeout`; or, without one, it is paused or
+                blocked, and nothing goes on before `resume`.
+            ConfigurationError: The offset is beyond the head of the journal.
             BusStateError: The bus does not run, or it ended during the wait.
         """
-        loop = self._require_loop()
+        loop, is_patient = self._require_loop(), timeout is not None
         upto = await self._hub.journal.head() if offset is None else offset
+        await require_reached(self._hub.journal, upto)
         with time_limit(timeout, self._hub.state.clock):
-            while not await self._hub.membership.is_done(loop, upto):
+            while not await self._hub.membership.is_done(loop, upto, is_patient=is_patient):
                 if self._require_loop() is not loop:
                     message = f"{self.registration.name} was restarted while it was waited for."
                     raise BusStateError(message)
             return upto
-        progress = self.require_progress()
-        busy = f"{self.name} at offset {progress.last_acked} of {upto}"
-        raise SettleTimeoutError([busy], seconds=timeout or 0.0)
+        raise SettleTimeoutError([describe_left(self.require_progress())], seconds=timeout or 0.0)
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -192,9 +200,7 @@ class DurableHandler:
 
     async def left(self) -> int:
         """Return how many messages it still has to handle, at most, in whichever process."""
-        progress = await progress_of(self._hub.journal, self.name)
-        waiting = progress.rows.get(State.WAITING, 0) + progress.rows.get(State.PARKED, 0)
-        return progress.head - progress.acked + waiting
+        return await count_left(self._hub.journal, self.name, self.selection)
 
     def ending(self) -> None:
         """Take note that the membership is about to end."""

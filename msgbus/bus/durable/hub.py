@@ -22,9 +22,10 @@ from msgbus.bus.phases import Phase
 from msgbus.errors import ConfigurationError, JournalError, StoredMessageError
 from msgbus.journal.codec import MessageCodec
 from msgbus.journal.opening import open_journal
-from msgbus.journal.records import State
+from msgbus.journal.records import DELAYED, State
 from msgbus.messages.frame import current_frame
 from msgbus.subscriptions.members import Membership
+from msgbus.subscriptions.progress import describe_left
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from msgbus.bus.bus_state import BusState
+    from msgbus.bus.durable.handlers import DurableHandler
     from msgbus.handlers.registration import Registration
     from msgbus.journal.ports import Journal, Tables
     from msgbus.journal.records import Promises, Record
@@ -70,6 +72,8 @@ class DurableBus:
         self._listener = ChangeListener(self, self.scheduler.wake, self.commands.look)
         self.relays = Relays(self)
         self._dead_letters = 0
+        self._awaited: DurableHandler | None = None
+        """The handler that `caught_up` waits for, or waited for last."""
 
     @cached_property
     def journal(self) -> Journal:
@@ -221,18 +225,25 @@ class DurableBus:
     def busy(self) -> list[str]:
         """List durable handlers and enqueued commands that have work left, as text."""
         names = self.commands.busy()
+        awaited, self._awaited = self._awaited, None
         for handler in self.handlers:
             progress = handler.progress()
-            if progress is not None and handler.is_active and progress.lag:
-                names.append(f"{handler.name} (up to {progress.lag} messages behind)")
+            if progress is not None and (progress.lag or handler is awaited):
+                names.append(describe_left(progress))
         return names
 
-    async def caught_up(self) -> None:
+    async def caught_up(self, *, is_patient: bool = True) -> None:
         """Wait until every durable handler has done all that there is now.
 
         So it is with delayed events and enqueued commands that are due, if they are handled
         here. What they publish meanwhile counts too; what others append does not. When the bus
         stops, only those are waited for that work here and get on.
+
+        Args:
+            is_patient: Whether to wait for the `resume` of one that is paused or blocked.
+
+        Raises:
+            SettleTimeoutError: One is, and only `resume` would let it go on.
         """
         for handler in self.handlers:
             if handler.starting is not None:
@@ -244,18 +255,26 @@ class DurableBus:
             await self.scheduler.caught_up()
             await self.commands.caught_up()
             for handler in self.handlers:
-                if handler.loop is not None and (handler.is_active or self.state.accepting):
-                    await self.membership.caught_up(handler.loop, target)
+                await self._handler_caught_up(handler, target, is_patient=is_patient)
             if self.publisher.appended <= target and await self.commands.is_idle():
                 break
             target = max(target, self.publisher.appended)
         await self.recorder.flush()
         await self.recount()
 
-    async def stop(self) -> int:
+    async def _handler_caught_up(
+        self, handler: DurableHandler, target: int, *, is_patient: bool
+    ) -> None:
+        self._awaited = handler
+        while handler.loop is not None and (handler.is_active or self.state.accepting):
+            if await self.membership.is_done(handler.loop, target, is_patient=is_patient):
+                break
+        self._awaited = None
+
+    async def stop(self) -> dict[str, int]:
         """Leave the journal to other processes; return what is left to do, at most.
 
-        Delayed events and enqueued commands that are handled here are among it.
+        By durable handler, and the queues of delayed events and of commands handled here.
         """
         await self.relays.close()
         await self._listener.stop()
@@ -274,18 +293,18 @@ class DurableBus:
             membership.abandon()
             self._report_failure(error)
 
-    async def _left(self) -> int:
+    async def _left(self) -> dict[str, int]:
         if not self._is_opened:
-            return 0  # it could not be opened
+            return {}  # it could not be opened
         try:
             await self.recount()
-            left = await self.commands.count() + self.scheduler.count
-            for handler in self.handlers:
-                left += await handler.left()
+            left = {handler.name: await handler.left() for handler in self.handlers}
+            left |= await self.commands.counts()
+            left[DELAYED] = self.scheduler.count
         except JournalError as error:
             self._report_failure(error)
-            return 0
-        return left
+            return {}
+        return {name: count for name, count in left.items() if count}
 
     def _report_failure(self, error: JournalError) -> None:
         log.error("journal_failed", bus=self.state.config.name, error=redact_exception(error))

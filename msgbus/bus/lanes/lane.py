@@ -139,6 +139,11 @@ class Lane:
         queue = self.queue
         return bool(queue.items) or len(queue.sleepers) < len(self.workers) or self.in_flight > 0
 
+    @property
+    def is_held_up(self) -> bool:
+        """Whether it is paused, and nothing of it runs: the rest waits for `resume`."""
+        return self.is_paused and bool(self.queue.items) and not self.in_flight
+
     def open(self, invoke: Call) -> None:
         """Start workers, now that the bus runs."""
         self.invoke = invoke
@@ -243,6 +248,7 @@ class Lane:
     def pause(self) -> None:
         """Take no more events until `resume`; those in flight finish."""
         self.is_paused = True
+        self.host.notify_idle_waiters()
 
     def resume(self) -> None:
         """Continue after `pause`."""

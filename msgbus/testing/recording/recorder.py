@@ -339,7 +339,7 @@ async def _wait_for_batches(state: BusState) -> None:
             lane for lane in state.lanes.values() if len(lane.queue.sleepers) < len(lane.workers)
         ]
 
-    await state.settle(in_batch, None, commands=False)
+    await state.settle(in_batch, None, commands=False, is_patient=True)
 
 
 _REJECTIONS: Final = {

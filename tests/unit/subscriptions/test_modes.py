@@ -291,7 +291,9 @@ async def test_a_time_out_of_caught_up_names_the_subscription(make_journal: Make
             group.start_soon(wait)
             await s.until(lambda: bool(raised))
 
-        assert raised[0].busy == ("receipts at offset 0 of 1",)
+        assert raised[0].busy == (
+            "receipts at offset 0 of 1 (at most 1 left, paused until resume())",
+        )
 
 
 async def test_closing_waits_for_what_is_in_flight(make_journal: Make) -> None:
