@@ -203,7 +203,6 @@ class SharedLoop(SubscriptionLoop[SharedState]):
             self.member, self.name, room, self._clock.time(), selection=selection
         )
         self._is_full = len(claims) == room
-        state.feed.claimed = max((*(claim.row.offset for claim in claims), state.feed.claimed))
         if self._rules.is_once and claims:
             # In one commit, instead of one for each before it begins.
             await self.journal.commit([Drop(claim.row) for claim in claims], self.member)
@@ -211,6 +210,7 @@ class SharedLoop(SubscriptionLoop[SharedState]):
                 one.row, one.is_acked_first = None, True
         else:
             state.admit_claims(claims)
+        state.feed.claimed = max((*(claim.row.offset for claim in claims), state.feed.claimed))
         self.start_workers()
         return bool(claims)
 
