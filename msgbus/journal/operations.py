@@ -66,6 +66,7 @@ class Pass(NamedTuple):
 
     Guard: owner and epoch are those of `cursor`, and the owner is the member of the commit;
     without an owner, `acked` is that of `cursor` too. Beyond the head is a `CursorError`.
+    With `trimmed`: retention has removed nothing behind it since.
     """
 
     cursor: Cursor
@@ -74,6 +75,8 @@ class Pass(NamedTuple):
     fetched: int
     release: bool = False
     """Leave the partition without an owner."""
+    trimmed: int | None = None
+    """If messages are handed out that were read before: where the log began then, or they did."""
 
     @property
     def after(self) -> Cursor:

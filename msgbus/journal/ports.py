@@ -37,6 +37,8 @@ class Scan(NamedTuple):
     """In order; an offset in place of a record that is damaged."""
     upto: int
     """The last offset that was looked at: nothing at or below it appears later."""
+    trimmed: int = 0
+    """The offset up to which retention had removed messages by then; 0 if the engine has none."""
 
 
 class Claim(NamedTuple):
@@ -55,6 +57,8 @@ class Due(NamedTuple):
     """Whether a waiting row has to run alone."""
     damaged: int = 0
     """Rows that were set aside as damaged."""
+    skipped: int = 0
+    """Messages that retention has removed before the subscription was given them, at most."""
 
 
 class KeyRows(NamedTuple):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, final
 
 from msgbus.journal.records import Outcome, Record
 
@@ -60,7 +60,12 @@ class LetterCount:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How much a journal keeps; what a subscription still needs is kept in any case."""
+    """How much a journal keeps, and how far subscriptions may hold that back.
+
+    Messages that a subscription has not been given are kept as long as it needs them, or up to the
+    `hold_` limits, if there are any. One that is beyond them is warned of once. What pending rows
+    need, and what was handed out, is never removed.
+    """
 
     max_age: float | None = None
     """Seconds."""
@@ -70,6 +75,39 @@ class Retention:
 
     max_count: int | None = None
     """Messages."""
+
+    hold_age: float | None = None
+    """Seconds: messages that are older should be held back by no subscription."""
+
+    hold_bytes: int | None = None
+    """Size of the pages in use from which no subscription should hold back anything."""
+
+    hold_count: int | None = None
+    """Messages, of the newest, that a subscription may hold back."""
+
+    beyond: Literal["warn", "skip"] = "warn"
+    """What happens beyond that: a warning and nothing else, or a warning and later the removal."""
+
+    warn_for: float = 3600.0
+    """Seconds between the warning and the first removal."""
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            ValueError: `beyond` is unknown, or there is nothing to be beyond of.
+        """
+        if self.beyond not in ("warn", "skip"):
+            message = f"beyond={self.beyond!r} is unknown. Write 'warn' or 'skip'."
+            raise ValueError(message)
+        if self.beyond == "skip" and not self.has_holds:
+            message = "beyond='skip' needs a limit: hold_age, hold_bytes or hold_count."
+            raise ValueError(message)
+
+    @property
+    def has_holds(self) -> bool:
+        """Whether there is a limit to what subscriptions may hold back."""
+        return (self.hold_age, self.hold_bytes, self.hold_count) != (None, None, None)
 
 
 @final
@@ -85,6 +123,12 @@ class TrimReport:
 
     held_back_by: tuple[str, ...] = ()
     """Subscriptions and queues that need messages which would otherwise have been removed."""
+
+    overdue: tuple[str, ...] = ()
+    """Those of them that hold back more than they may."""
+
+    skipped: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Removed messages that a subscription had not been given, at most, by its name."""
 
 
 @final

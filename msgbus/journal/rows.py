@@ -187,6 +187,11 @@ def removed(name: str) -> StaleError:
     return StaleError(f"Subscription {name!r} was removed.")
 
 
+def trimmed_since(name: str) -> StaleError:
+    """Make the error for messages that were read, and are handed out after they were removed."""
+    return StaleError(f"Retention has removed messages of {name!r} since they were read.")
+
+
 def owner_changed(cursor: Cursor) -> StaleError:
     """Make the error for a partition that is no longer the caller's."""
     return StaleError(f"Partition {cursor.partition} of {cursor.name!r} has another owner.")

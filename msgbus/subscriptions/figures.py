@@ -59,6 +59,8 @@ class Figures:
     """Messages that wait for a retry in the journal, as last counted."""
     damaged: int = 0
     """Messages that were set aside as damaged, as last counted."""
+    skipped: int = 0
+    """Messages that retention has removed before the subscription was given them, at most."""
     counted: float = 0.0
     """Monotonic seconds of that count."""
     is_recovering: bool = False
@@ -120,7 +122,7 @@ def position_of(state: SubscriptionState, cursors: Sequence[Cursor]) -> int:
         return min(one.looked for one in state.owned.values())
     stored = min((cursor.acked for cursor in cursors), default=0)
     if isinstance(state, SharedState):
-        return state.head if state.is_queue else max(state.feed.claimed, stored)
+        return state.head if state.is_queue else state.feed.claimed or stored
     return stored
 
 
@@ -141,6 +143,6 @@ def acked_of(state: SubscriptionState, cursors: Sequence[Cursor]) -> tuple[int, 
         return min((acked, *ahead)), min(one.cursor.acked for one in owned)
     stored = min((cursor.acked for cursor in cursors), default=0)
     if isinstance(state, SharedState):
-        stored = max(state.feed.claimed, stored)
+        stored = state.feed.claimed or stored
         return min((one.offset - 1 for one in state.in_flight), default=stored), stored
     return stored, stored

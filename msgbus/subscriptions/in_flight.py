@@ -114,4 +114,6 @@ class InFlight:
             False,
             error,
             time,
+            # Acknowledged first, it may have been trimmed by now.
+            self.record if self.is_acked_first else None,
         )

@@ -206,6 +206,7 @@ class SubscriptionLoop(AttemptRunner[S], ABC):
         self.start_workers()
         due = await self.journal.next_due(self.name, partitions)
         await self.figures.count_rows(self.journal, self.state, due)
+        self.figures.skipped = due.skipped
         if due.damaged != self.figures.damaged:
             await self._note_damaged(due.damaged)
         return None if self._is_full else due.time  # the end of a delivery makes room

@@ -182,6 +182,8 @@ class SharedLoop(SubscriptionLoop[SharedState]):
         """After a seek, drop claims that it has deleted, cut off their handlers; return true."""
         cursors = self.figures.cursors = await self.journal.cursors(self.name)
         epoch, self._epoch = self._epoch, cursors[0].epoch if cursors else None
+        if cursors and epoch != self._epoch:
+            self.state.feed.claimed = cursors[0].acked
         if epoch in (None, self._epoch):
             return False
         for one in list(self.state.in_flight):

@@ -345,12 +345,15 @@ class PartitionedState(SubscriptionState):
             for page in pages:
                 self.take_page(page.partitions, None)
             pages = []
+        began: dict[Partition, int] = {}
         for page in pages:
+            trimmed = max(page.scan.trimmed, page.partitions[0].position)
+            began.update(dict.fromkeys(page.partitions, trimmed))
             operations += self._open(page.partitions, page.scan.records, page.scan.upto, opened)
         if appended and not pages:
             operations += self._feed(appended, before, opened)
         for partition in self.owned.values():
-            operations += self._move(partition, opened.get(partition))
+            operations += self._move(partition, opened.get(partition), began.get(partition))
         return operations
 
     def _feed(
@@ -425,7 +428,9 @@ class PartitionedState(SubscriptionState):
             self.name, offset, partition, None, state, 0, None, None, 1, False, error, now
         )
 
-    def _move(self, partition: Partition, fetched: int | None) -> list[Operation]:
+    def _move(
+        self, partition: Partition, fetched: int | None, trimmed: int | None
+    ) -> list[Operation]:
         """Write the cursor of a partition if it has moved, or is released."""
         cursor = partition.cursor
         is_released = partition.is_leaving and partition.is_idle
@@ -440,7 +445,7 @@ class PartitionedState(SubscriptionState):
             self._released.append(partition)
             owner = None
         partition.cursor = cursor._replace(acked=acked, fetched=fetched, owner=owner)
-        return [Pass(cursor, acked, fetched, is_released)]
+        return [Pass(cursor, acked, fetched, is_released, trimmed)]
 
     def _kept(self) -> bool:
         is_fed = bool(self._fed)

@@ -84,6 +84,8 @@ class Progress:
     """Messages that wait for a retry in the journal, as last counted."""
     damaged: int
     """Messages of which the record or the row is damaged or missing, set aside in the journal."""
+    trimmed: int
+    """Messages that retention has removed before they were handed out, at most, in all time."""
     consumers: int
     parked_keys: int
     """Keys whose later messages wait in the journal for an earlier one."""
@@ -130,6 +132,7 @@ def progress_now(
             waiting=figures.retrying,
             scheduled=figures.scheduled,
             damaged=figures.damaged,
+            trimmed=figures.skipped,
             consumers=consumers,
             parked_keys=_parked_keys(loop),
             blocked_at=loop.blocked_at,

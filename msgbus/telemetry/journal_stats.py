@@ -35,6 +35,8 @@ class SubscriptionStats:
     """Messages that wait for a retry in the journal, as last counted."""
     damaged: int = 0
     """Messages that cannot be read, set aside in the journal, as last counted."""
+    trimmed: int = 0
+    """Messages that retention has removed before they were handed out, at most, in all time."""
     parked_keys: int = 0
     """Keys whose later messages wait in the journal for an earlier one."""
     is_recovering: bool = False

@@ -79,6 +79,7 @@ _SUBSCRIPTION_GAUGES: Final[Rows] = {
         "Age of the oldest unacknowledged message, 0 if there is none.",
     ),
     "subscription_scheduled": ("scheduled", "Messages that wait for a retry in the journal."),
+    "subscription_trimmed": ("trimmed", "Messages removed by retention before they were handled."),
     "subscription_damaged": ("damaged", "Messages that cannot be read, set aside in the journal."),
     "subscription_active": ("is_active", "1 while it delivers in this process."),
 }

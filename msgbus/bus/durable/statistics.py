@@ -34,6 +34,7 @@ def _figures(handler: DurableHandler) -> SubscriptionStats:
         waiting=progress.waiting,
         scheduled=progress.scheduled,
         damaged=progress.damaged,
+        trimmed=progress.trimmed,
         parked_keys=progress.parked_keys,
         is_recovering=progress.is_recovering,
         delivered=counts.delivered,

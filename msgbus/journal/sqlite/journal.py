@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 import anyio
 import anyio.to_thread
 
-from msgbus.errors import JournalFullError
+from msgbus.errors import JournalFullError, JournalOpenError
 from msgbus.journal.operations import Operation
 from msgbus.journal.options import parse_options, seconds
 from msgbus.journal.ports import CommitParticipant, Scan
@@ -440,6 +440,7 @@ class SqliteJournal:
                     if not self._reserve.drop():
                         raise
                 else:
+                    step.log_from(trimming, self.path)
                     trimming = step
         finally:
             with anyio.CancelScope(shield=True):
@@ -485,16 +486,26 @@ def _set_aside(damaged: Sequence[Pending], steps: JournalSteps) -> None:
 
 def _retention(options: dict[str, Any]) -> Retention | None:
     limits = {name: options[name] for name in _LIMITS if name in options}
-    return Retention(**limits) if limits else None
+    try:
+        return Retention(**limits) if limits else None
+    except ValueError as error:
+        raise JournalOpenError(str(error)) from error
 
 
-_LIMITS: Final = ("max_age", "max_bytes", "max_count")
+_LIMITS: Final[dict[str, Callable[[str], Any]]] = {
+    "max_age": float,
+    "max_bytes": int,
+    "max_count": int,
+    "hold_age": float,
+    "hold_bytes": int,
+    "hold_count": int,
+    "beyond": {"warn": "warn", "skip": "skip"}.__getitem__,
+    "warn_for": float,
+}
 _OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "adopt": {"true": True, "false": False}.__getitem__,
     "lock_timeout": float,
     "reserve": int,
     "member_ttl": seconds,
-    "max_age": float,
-    "max_bytes": int,
-    "max_count": int,
+    **_LIMITS,
 }

@@ -80,6 +80,10 @@ _DAMAGED: Final = (
     "SELECT count(*) FROM msgbus_pending INDEXED BY msgbus_pending_damaged "
     "WHERE subscription = ? AND state = 'damaged'"
 )
+SKIPPED: Final = "skipped:"
+"""Before the name of a subscription: key of the number of messages removed before it had them."""
+
+_SKIPPED: Final = "SELECT value, crc FROM msgbus_meta WHERE key = ?"
 _HELD: Final = """
 WITH RECURSIVE found (key) AS (
     SELECT (SELECT min(key) FROM msgbus_pending INDEXED BY msgbus_pending_key
@@ -182,9 +186,10 @@ class TableReader:
                 break
             last = rows[-1][0]
         # Its slot is missing, too: it goes to one partition, as if its slot were 0.
+        trimmed = self.trimmed()
         if seen < upto - after and (partitions is None or 0 in partitions):
-            return self._with_missing(Scan(found, upto), after, until, limit)
-        return Scan(found, upto)
+            return self._with_missing(Scan(found, upto, trimmed), after, until, limit)
+        return Scan(found, upto, trimmed)
 
     def _with_missing(self, scan: Scan, after: int, until: int, limit: int) -> Scan:
         """Add the offsets of messages that are neither there nor trimmed, as if damaged."""
@@ -193,12 +198,12 @@ class TableReader:
             return scan
         found = sorted([*scan.records, *missing], key=_offset)
         if len(found) >= limit:
-            return Scan(found[:limit], _offset(found[limit - 1]))
+            return Scan(found[:limit], _offset(found[limit - 1]), scan.trimmed)
         upto = scan.upto
         if upto - self._before(upto + 1) > MOST_MISSING:
             following = self._first(_FOLLOWING, upto)[0]
             upto = until if following is None else min(until, following - 1)
-        return Scan(found, upto)
+        return Scan(found, upto, scan.trimmed)
 
     def _before(self, offset: int) -> int:
         """Return the offset that is there or trimmed before another."""
@@ -404,7 +409,12 @@ class TableReader:
         usual, suspect = (self._first(query, name, alone) for alone in (0, 1))
         times = [row[0] for row in (usual, suspect) if row is not None]
         damaged = self._first(f"{_DAMAGED}{_among(partitions)}", name)[0]
-        return Due(min(times, default=None), suspect is not None, damaged)
+        return Due(min(times, default=None), suspect is not None, damaged, self.skipped(name))
+
+    def skipped(self, name: str) -> int:
+        """Return how many messages were removed before a subscription was given them, at most."""
+        row = self._first(_SKIPPED, SKIPPED + name)
+        return 0 if row is None else int(meta_value(SKIPPED + name, *row))
 
     def due_rows(
         self,

@@ -14,6 +14,7 @@ from msgbus.journal.records import DELAYED, LETTERS, Cursor
 from msgbus.journal.reports import Retention, TrimReport
 from msgbus.journal.sqlite.claims import JournalSteps
 from msgbus.journal.sqlite.faults import is_full
+from msgbus.journal.sqlite.holds import Holds
 from msgbus.journal.sqlite.messages import BLOCK
 from msgbus.journal.sqlite.questions import QuestionReader
 from msgbus.journal.sqlite.reads import Source, places
@@ -75,6 +76,14 @@ class _Chunk(NamedTuple):
     needed_by: frozenset[str]
 
 
+class _Limits(NamedTuple):
+    """How much to keep, in one of three ways or several."""
+
+    age: float | None
+    size: int | None
+    newest: int | None
+
+
 @final
 class Trimming:
     """One trim, as a series of small commits.
@@ -86,10 +95,13 @@ class Trimming:
     """
 
     def __init__(self, retention: Retention, before: int | None, now: float) -> None:
-        self._retention = retention
+        self._keep = _Limits(retention.max_age, retention.max_bytes, retention.max_count)
+        self._hold = _Limits(retention.hold_age, retention.hold_bytes, retention.hold_count)
+        self._holds = Holds(retention, now)
         self._before = before
         self._now = now
         self._wanted: int | None = None
+        self._unheld: int | None = None
         self._after = 0
         self.removed = 0
         """Messages that the steps have removed."""
@@ -99,8 +111,17 @@ class Trimming:
     @property
     def report(self) -> TrimReport:
         """What the steps have done."""
-        held = tuple(sorted(self._held_back_by))
-        return TrimReport(removed=self.removed, first=self._first, held_back_by=held)
+        return TrimReport(
+            removed=self.removed,
+            first=self._first,
+            held_back_by=tuple(sorted(self._held_back_by)),
+            overdue=tuple(sorted(self._holds.overdue)),
+            skipped=self._holds.skipped,
+        )
+
+    def log_from(self, before: Trimming, path: str) -> None:
+        """Log what a step has found and done, now that it is committed."""
+        self._holds.log_from(before._holds, path)
 
     def step(self, steps: JournalSteps) -> bool:
         """Remove some messages in the open transaction; tell whether there may be more.
@@ -112,18 +133,20 @@ class Trimming:
         reader = QuestionReader(connection, Source(steps.store.path, None))
         goal = self._next_goal(reader)
         behind = [cursor for cursor in _cursors(reader) if cursor.acked < goal]
-        limit = min((cursor.acked for cursor in behind), default=goal)
         # What is kept is changed last: a step that meets damaged text is run twice.
+        holds = copy(self._holds)
+        limit = holds.limit(reader, behind, goal, self._next_unheld(reader, goal))
         if self._after >= limit:
-            self._first = reader.first()
+            self._first, self._holds = reader.first(), holds
             if self._after < goal:
                 self._held_back_by |= {cursor.name for cursor in behind}
             return False
-        chunk = _chunk(connection, self._after, limit)
+        chunk = _chunk(connection, self._after, limit, holds.in_flight(behind))
+        holds.count(reader, behind, [offset for offset, _ in chunk.removed])
         _remove(connection, chunk)
         steps.store.transaction.known_blocks.clear()
         steps.store.transaction.tail.clear()
-        self._after = chunk.upto
+        self._after, self._holds = chunk.upto, holds
         self.removed += len(chunk.removed)
         self._held_back_by |= chunk.needed_by
         return True
@@ -132,26 +155,34 @@ class Trimming:
         """Return the offset up to which to remove now; the size is looked at last."""
         head = reader.head()
         if self._wanted is None:
-            self._wanted = self._unwanted(reader, head)
-        if self._after < self._wanted or not self._is_too_large(reader.connection):
+            before = 0 if self._before is None else self._before - 1
+            self._wanted = min(max(before, self._unwanted(reader, head, self._keep)), head)
+        if self._after < self._wanted or not _is_too_large(reader.connection, self._keep):
             return self._wanted
         return head
 
-    def _unwanted(self, reader: QuestionReader, head: int) -> int:
+    def _next_unheld(self, reader: QuestionReader, goal: int) -> int:
+        """Return the offset up to which no subscription should hold anything back now."""
+        head = reader.head()
+        if self._unheld is None:
+            self._unheld = self._unwanted(reader, head, self._hold)
+        return min(head if _is_too_large(reader.connection, self._hold) else self._unheld, goal)
+
+    def _unwanted(self, reader: QuestionReader, head: int, limits: _Limits) -> int:
         """Return the highest offset that need not be kept, whatever the size."""
-        last = [0 if self._before is None else self._before - 1]
-        if self._retention.max_count is not None:
-            last.append(head - self._retention.max_count)
-        if self._retention.max_age is not None:
+        last = [0]
+        if limits.newest is not None:
+            last.append(head - limits.newest)
+        if limits.age is not None:
             # Up to the first that is young enough, in case the clock has jumped.
-            young = self._now - self._retention.max_age
+            young = self._now - limits.age
             found = reader.connection.execute(_FIRST_YOUNG, (reader.trimmed(), young)).fetchone()
             last.append(head if found is None else found[0] - 1)
         return min(max(last), head)
 
-    def _is_too_large(self, connection: sqlite3.Connection) -> bool:
-        most = self._retention.max_bytes
-        return most is not None and bytes_in_use(connection) > most
+
+def _is_too_large(connection: sqlite3.Connection, limits: _Limits) -> bool:
+    return limits.size is not None and bytes_in_use(connection) > limits.size
 
 
 def bytes_in_use(connection: sqlite3.Connection) -> int:
@@ -169,17 +200,25 @@ def _cursors(reader: QuestionReader) -> list[Cursor]:
     return [cursor for (name,) in names for cursor in reader.cursors(name)]
 
 
-def _chunk(connection: sqlite3.Connection, after: int, limit: int) -> _Chunk:
+def _chunk(
+    connection: sqlite3.Connection, after: int, limit: int, in_flight: Sequence[Cursor]
+) -> _Chunk:
     rows = connection.execute(_OLDEST, (after, limit, CHUNK)).fetchall()
     upto = rows[-1][0] if len(rows) == CHUNK else limit
+    present = {offset for offset, _ in rows}
     needed: set[int] = set()
     needed_by: set[str] = set()
     for name in _queues(connection):
         found = connection.execute(_NEEDED, (name, after + 1, upto)).fetchall()
-        offsets = {offset for (offset,) in found}.intersection(offset for offset, _ in rows)
+        offsets = present.intersection(offset for (offset,) in found)
         if offsets:
             needed |= offsets
             needed_by.add(name)
+    for cursor in in_flight:
+        offsets = {offset for offset in present if cursor.acked < offset <= cursor.fetched}
+        if offsets:
+            needed |= offsets
+            needed_by.add(cursor.name)
     return _Chunk([row for row in rows if row[0] not in needed], upto, frozenset(needed_by))
 
 
@@ -312,9 +351,9 @@ class Retainer:
         return self._commit_once()
 
     def _commit_once(self) -> bool:
-        trimming = copy(self._trimming)  # what it has done counts only once it is committed
-        assert trimming is not None  # noqa: S101 (the writer asks `is_trimming` before)
-        removed = trimming.removed
+        before = self._trimming
+        assert before is not None  # noqa: S101 (the writer asks `is_trimming` before)
+        trimming = copy(before)  # what it has done counts only once it is committed
         try:
             self._transaction.begin(is_feeding=False)
             has_more = trimming.step(self._steps)
@@ -322,8 +361,9 @@ class Retainer:
         except BaseException:
             self._transaction.roll_back()
             raise
+        trimming.log_from(before, self._steps.store.path)
         self._trimming = trimming
-        self._removed += trimming.removed - removed
+        self._removed += trimming.removed - before.removed
         checkpoint(self._transaction.connection)
         return has_more
 

@@ -215,7 +215,9 @@ class Store:
 
     def _move(self, moves: Sequence[Pass]) -> None:
         for move in moves:
-            before, acked, fetched, is_released = move
+            before, acked, fetched, is_released, trimmed = move
+            if trimmed is not None and self.reader.trimmed() > trimmed:
+                raise rows.trimmed_since(before.name)
             if max(acked, fetched) > self.transaction.head:
                 raise rows.beyond_head(before.name, fetched, self.transaction.head, self.path)
             if before.owner not in (None, self.rows.acting):
