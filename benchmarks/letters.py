@@ -102,7 +102,7 @@ def insert(connection: sqlite3.Connection, batch: Sequence[DeadLetterEntry]) -> 
     """Write the rows of letters, by `executemany` in one transaction."""
     puts = [new_row(one, 0.0) for one in batch]
     rows = [pending_row(put.row, None) for put in puts]
-    about = [letter_row(put.row, put.letter, put.row.body) for put in puts if put.letter]
+    about = [letter_row(put.row, put.letter, put.row.body, None) for put in puts if put.letter]
     connection.execute("BEGIN IMMEDIATE")
     for table, columns, values in (("pending", PENDING, rows), ("letters", LETTER, about)):
         places = ", ".join("?" * len(columns.split(", ")))

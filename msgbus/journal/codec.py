@@ -19,14 +19,13 @@ from msgbus.telemetry.redaction import redact_exception
 
 
 class PayloadCodec(Protocol):
-    """Encrypts or signs payloads, results and the state of instances; all else stays readable.
+    """Encrypts or signs what users put into messages, and what comes of it.
 
     It runs on threads of the journal, so it must be thread-safe.
 
-    `associated` names what the bytes belong to, in fields with a zero byte between them:
-    `message`, message id and wire name; `result` and message id; `instance`, name and key;
-    `journal` for a sample that tells whether a file was written with this codec and key. It is
-    not stored. A codec that authenticates it refuses bytes that were moved to another row.
+    `associated` names what the bytes belong to: a JSON list of the column and the row, such as
+    `["messages.payload", "<message id>", "shop.OrderPlaced", 1]`. It is not stored. A codec that
+    authenticates it refuses bytes of another row, another column or another version of the row.
     """
 
     def encode(self, payload: bytes, associated: bytes) -> bytes:

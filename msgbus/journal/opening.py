@@ -26,7 +26,7 @@ def open_journal(
     Args:
         url: Where it is.
         clock: Time for waiting, and the age of messages.
-        codec: Encrypts or signs payloads; a journal in memory needs none.
+        codec: Encrypts or signs what is stored; a journal in memory needs none.
 
     Raises:
         JournalOpenError: There is no such journal, or it cannot be opened.

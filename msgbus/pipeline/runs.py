@@ -25,6 +25,7 @@ from msgbus.pipeline.arrow_decoding import Decoder
 from msgbus.pipeline.handlers import BatchHandler, MicroBatch
 from msgbus.pipeline.source import NAME
 from msgbus.pipeline.source.journal_file import bounds_of
+from msgbus.pipeline.source.options import payload_codec
 from msgbus.pipeline.source.writer import query_id
 from msgbus.pipeline.tracebacks import what_happened
 
@@ -149,18 +150,18 @@ class HandlerQuery:
     def _move(self, offset: int | None) -> None:
         if offset is None or offset == self._moved:
             return
-        move_cursor(self._path, self._cursor, offset)
+        move_cursor(self._path, self._cursor, offset, codec=self._codec)
         self._moved = offset
 
 
-def move_cursor(path: str, cursor: str, offset: int) -> None:
+def move_cursor(path: str, cursor: str, offset: int, *, codec: str | None = None) -> None:
     """Move a cursor to `offset`, and create it if it is missing: retention keeps what is after.
 
     It never goes back.
     """
 
     async def move() -> None:
-        async with SqliteJournal(path, reserve=0) as journal:
+        async with SqliteJournal(path, reserve=0, codec=payload_codec(codec)) as journal:
             (found,) = await journal.open(cursor, _SELECTION, offset)
             if found.acked < offset:
                 # Another run that has just moved it will do so again.

@@ -27,8 +27,12 @@ from msgbus.testing.conformance.journal import (
     broken_invariants,
 )
 from msgbus.testing.conformance.journal.kit import EVENTS, LETTER, fill, join, make_row, take
+from msgbus.testing.conformance.journal.letters import LetterTests
+from msgbus.testing.conformance.journal.queues import QueueTests
+from msgbus.testing.conformance.journal.rows import RowTests
 from msgbus.testing.simulation.processes import Process
 from tests.counts import ENGINE_SEEDS
+from tests.unit.journal.sqlite.sealing import Sealing
 
 
 class TestMemoryJournal(
@@ -97,6 +101,23 @@ class TestSqliteJournal(
 
     async def damage(self, journal: Journal, offset: int) -> None:
         execute(journal, f"UPDATE msgbus_messages SET payload = x'00' WHERE offset = {offset}")
+
+
+class TestSqliteJournalWithCodec(
+    RowTests, LetterTests, QueueTests, QuestionConformance, LetterConformance, DurableConformance
+):
+    """What is stored through a codec is read as it was written."""
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.files = (tmp_path / f"journal{number}.db" for number in count())
+
+    def make(self) -> Journal:
+        return SqliteJournal(next(self.files), reserve=0, codec=Sealing())
+
+    def beside(self, journal: Journal) -> Journal:
+        assert isinstance(journal, SqliteJournal)
+        return SqliteJournal(journal.path, reserve=0, codec=Sealing())
 
 
 def execute(journal: Journal, statement: str) -> None:

@@ -23,7 +23,17 @@ from msgbus.journal.records import (
     Result,
     State,
 )
-from msgbus.journal.sqlite.messages import DAMAGE, NONE, Row, associated, decoded, pack, unpack
+from msgbus.journal.sqlite.messages import (
+    DAMAGE,
+    NONE,
+    Row,
+    associated,
+    decoded,
+    decoded_text,
+    encoded_text,
+    pack,
+    unpack,
+)
 
 if TYPE_CHECKING:
     from msgbus.journal.codec import PayloadCodec
@@ -46,6 +56,8 @@ RESULT: Final = "message_id, body, error, time, crc"
 INSTANCE: Final = "name, key, state, wake, version, crc"
 MEMBER: Final = "id, process, serves, renewals, crc"
 """The renewals are not in its checksum: a wrong counter costs at most a TTL."""
+
+DELIVERY_ERROR: Final = "deliveries.error"
 
 _STATES: Final = {str(state): state for state in State}
 _NEVER: Final = float("-inf")
@@ -97,13 +109,18 @@ def _pending_checksum(
 
 def pending_row(row: Pending, codec: PayloadCodec | None) -> Row:
     """Return what to write for a row: values of `PENDING`."""
-    body = None if row.body is None else pack(row.body, codec)
+    place = (row.subscription, row.offset, row.version)
+    body, error = None, row.error
+    if row.body is not None:
+        body = pack(row.body, codec, "pending.body", *place)
+    if codec is not None and error is not None:
+        error = encoded_text(codec, error, "pending.error", *place)
     columns = (
         *row[:4],
         row.state._value_,
         row.attempt,
         None if row.due is None else float(row.due),
-        *(row.owner, row.version, int(row.alone), row.error, float(row.time), body, row.unique),
+        *(row.owner, row.version, int(row.alone), error, float(row.time), body, row.unique),
     )
     return *columns, _pending_checksum(*columns)
 
@@ -138,15 +155,23 @@ def new_row(row: Pending, codec: PayloadCodec | None) -> Row:
 
 def read_pending(row: Row, codec: PayloadCodec | None) -> Pending:
     """Return the row of `PENDING`; one that is damaged as `DAMAGED`."""
+    return sound_row(row, codec) or _damaged_row(row)
+
+
+def sound_row(row: Row, codec: PayloadCodec | None) -> Pending | None:
+    """Return the row of `PENDING`; `None` if it is damaged."""
     try:
-        if _pending_checksum(*row[:-1]) == row[-1]:
-            values = list(row[:-1])
-            values[4], values[9] = _STATES[row[4]], bool(row[9])
-            values[12] = None if row[12] is None else unpack(row[12], codec)
-            return Pending._make(values)
+        if _pending_checksum(*row[:-1]) != row[-1]:
+            return None
+        values = list(row[:-1])
+        place = (row[0], row[1], row[8])
+        values[4], values[9] = _STATES[row[4]], bool(row[9])
+        if codec is not None and row[10] is not None:
+            values[10] = decoded_text(codec, row[10], "pending.error", *place)
+        values[12] = None if row[12] is None else unpack(row[12], codec, "pending.body", *place)
+        return Pending._make(values)
     except DAMAGE:
-        pass
-    return _damaged_row(row)
+        return None
 
 
 def _damaged_row(row: Row) -> Pending:
@@ -163,7 +188,7 @@ def _damaged_row(row: Row) -> Pending:
         None,
         number(version),
         False,
-        "The row is damaged: its checksum does not fit, or the codec refuses its message.",
+        "The row is damaged: its checksum does not fit, or the codec refuses what is in it.",
         time if isinstance(time, float) else 0.0,
     )
 
@@ -197,7 +222,9 @@ def read_cursor(row: Row) -> Cursor | None:
     return Cursor._make(row[:-1]) if checksum(*row[:-1]) == row[-1] else None
 
 
-def letter_row(row: Pending, letter: Letter, record: Record | None) -> Row:
+def letter_row(
+    row: Pending, letter: Letter, record: Record | None, codec: PayloadCodec | None
+) -> Row:
     """Return what to write for the letter of a row: values of `LETTER`."""
     of_message: tuple[str, str, str | None] = ("", "", None)
     if record is not None:
@@ -207,15 +234,33 @@ def letter_row(row: Pending, letter: Letter, record: Record | None) -> Row:
         last_attempt=float(letter.last_attempt),
         handler=handler_of(row, letter),  # searched by index, whoever names it
     )
+    if codec is not None:
+        # All in one, bound to the rest of the row.
+        content = json.dumps([letter.reason, letter.traceback, letter.note])
+        plain = plain._replace(reason="", traceback="", note=None)
+        place = _letter_place(row.subscription, row.offset, plain)
+        plain = plain._replace(reason=encoded_text(codec, content, *place))
     columns = (row.subscription, row.offset, *of_message, *map(_plain, plain))
     return *columns, checksum(*columns)
 
 
-def read_letter(row: Row) -> Letter | None:
+def _letter_place(subscription: str, offset: int, letter: Letter) -> tuple[object, ...]:
+    """Return what binds the texts of a letter to its row, and to what else it says."""
+    return "letters.reason", subscription, offset, *map(_plain, letter._replace(reason=""))
+
+
+def read_letter(row: Row, codec: PayloadCodec | None) -> Letter | None:
     """Return the letter of a row of `LETTER`; `None` if it is damaged."""
     if checksum(*row[:-1]) != row[-1]:
         return None
     letter = Letter._make(row[5:-1])
+    if codec is not None:
+        try:
+            place = _letter_place(row[0], row[1], letter)
+            reason, traceback, note = json.loads(decoded_text(codec, letter.reason, *place))
+        except DAMAGE:
+            return None
+        letter = letter._replace(reason=reason, traceback=traceback, note=note)
     handler = "" if letter.handler == row[0] else letter.handler
     return letter._replace(answered=bool(letter.answered), handler=handler)
 
@@ -224,8 +269,11 @@ def result_row(
     message_id: str, body: bytes | None, error: str | None, time: float, codec: PayloadCodec | None
 ) -> Row:
     """Return what to write for a result: values of `RESULT`."""
-    if codec is not None and body is not None:
-        body = codec.encode(body, associated("result", message_id))
+    if codec is not None:
+        if body is not None:
+            body = codec.encode(body, associated("results.body", message_id))
+        if error is not None:
+            error = encoded_text(codec, error, "results.error", message_id)
     columns = (message_id, body, error, float(time))
     return *columns, checksum(*columns)
 
@@ -234,20 +282,22 @@ def read_result(row: Row, codec: PayloadCodec | None) -> Result | None:
     """Return the result of a row of `RESULT`; `None` if it is damaged."""
     if checksum(*row[:-1]) != row[-1]:
         return None
-    result = Result._make(row[:-1])
-    if codec is None or result.body is None:
-        return result
+    message_id, body, error, time, _ = row
     try:
-        return result._replace(body=decoded(codec, result.body, "result", result.message_id))
+        if codec is not None and body is not None:
+            body = decoded(codec, body, "results.body", message_id)
+        if codec is not None and error is not None:
+            error = decoded_text(codec, error, "results.error", message_id)
     except DAMAGE:
         return None
+    return Result(message_id, body, error, time)
 
 
 def instance_row(instance: Instance, codec: PayloadCodec | None) -> Row:
     """Return what to write for an instance: values of `INSTANCE`."""
     name, key, state, wake, version = instance
     if codec is not None:
-        state = codec.encode(state, associated("instance", name, key))
+        state = codec.encode(state, associated("instances.state", name, key, version))
     columns = (name, key, state, None if wake is None else float(wake), version)
     return *columns, checksum(*columns)
 
@@ -259,29 +309,37 @@ def read_instance(row: Row, codec: PayloadCodec | None) -> Instance | None:
     instance = Instance._make(row[:-1])
     if codec is None:
         return instance
-    name, key, state, *_ = instance
+    name, key, state, _, version = instance
     try:
-        return instance._replace(state=decoded(codec, state, "instance", name, key))
+        return instance._replace(state=decoded(codec, state, "instances.state", name, key, version))
     except DAMAGE:
         return None
 
 
-def delivery_row(delivery: DeliveryRecord) -> Row:
+def delivery_row(delivery: DeliveryRecord, codec: PayloadCodec | None) -> Row:
     """Return what to write for a delivery: values of `DELIVERY`."""
     message_id, handler, attempt, outcome, wait, run, time, error, offset = delivery
     offset, word = offset or 0, outcome._value_
+    if codec is not None and error is not None:
+        place = (DELIVERY_ERROR, offset, message_id, handler, attempt, float(time))
+        error = encoded_text(codec, error, *place)
     text = f"{handler}\x1f{message_id}\x1f{word}\x1f{NONE if error is None else error}"
     crc = crc32(_figures(offset, attempt, time, wait, run) + text.encode())
     return offset, handler, time, attempt, message_id, word, wait, run, error, crc
 
 
-def read_delivery(row: Row) -> DeliveryRecord | None:
+def read_delivery(row: Row, codec: PayloadCodec | None) -> DeliveryRecord | None:
     """Return the delivery of a row of `DELIVERY`; `None` if it is damaged."""
     offset, handler, time, attempt, message_id, word, wait, run, error, crc = row
     try:
         values = (message_id, handler, attempt, _OUTCOMES[word], wait, run, time, error)
         found = DeliveryRecord(*values, offset or None)
-        return found if delivery_row(found)[-1] == crc else None
+        if delivery_row(found, None)[-1] != crc:
+            return None
+        if codec is None or error is None:
+            return found
+        place = (DELIVERY_ERROR, offset, message_id, handler, attempt, time)
+        return found._replace(error=decoded_text(codec, error, *place))
     except DAMAGE:
         return None
 

@@ -107,7 +107,7 @@ class SqliteJournal:
         url: A path or a URL: `shop.db`, `sqlite:///shop.db`, `sqlite:////var/lib/shop.db`,
             `sqlite:///:memory:`; `?adopt=true&max_age=86400` and the like may follow.
         clock: Time for waiting, and the age of messages.
-        codec: Encrypts or signs payloads, results and the state of instances.
+        codec: Encrypts or signs payloads, headers, results, states and texts of errors.
         retention: How much to keep. Seen to every thousand messages, and when the disk is full.
         reserve: Bytes of a file beside the journal that is deleted when the disk is full.
         lock_timeout: Seconds to wait for other processes.

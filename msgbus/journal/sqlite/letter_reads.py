@@ -71,7 +71,7 @@ def _stored(reader: QuestionReader, found: Row) -> StoredLetter:
     if row is not None and row.state is not State.DAMAGED:
         record = reader.record(row)
     row = row or _NO_ROW._replace(subscription=name, offset=offset)
-    return StoredLetter(number, row, read_letter(found[1:]), record)
+    return StoredLetter(number, row, read_letter(found[1:], reader.codec), record)
 
 
 def count_dead(connection: sqlite3.Connection) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from functools import lru_cache
 from struct import (
@@ -105,7 +106,7 @@ def message_row(record: Record, offset: int, codec: PayloadCodec | None) -> Row:
         _,
     ) = record
     if codec is not None:
-        payload = codec.encode(payload, associated("message", message_id, name))
+        payload = codec.encode(payload, associated(PAYLOAD, message_id, name, version))
     # Here and not by slot_of(), which costs as much as the rest of this line.
     slot = crc32((message_id if key is None else key).encode()) & 0xFFFF
     word, time = kind._value_, float(time)
@@ -122,6 +123,8 @@ def message_row(record: Record, offset: int, codec: PayloadCodec | None) -> Row:
     correlation = None if correlation_id == message_id else correlation_id
     root = None if root_id == message_id else root_id
     words = json.dumps(dict(headers), separators=(",", ":")) if headers else None
+    if codec is not None and words is not None:
+        words = encoded_text(codec, words, HEADERS, message_id, name, version)
     columns = (
         *(offset, message_id, name, version, topic, key, word, time),
         *(correlation, causation_id, root, depth, session_id, words),
@@ -150,7 +153,9 @@ def read_message(row: Row, codec: PayloadCodec | None) -> Record | int:
         if _checksum(*row[:-1]) != row[-1]:
             return int(offset)
         if codec is not None:
-            payload = decoded(codec, payload, "message", message_id, name)
+            payload = decoded(codec, payload, PAYLOAD, message_id, name, version)
+            if headers is not None:
+                headers = decoded_text(codec, headers, HEADERS, message_id, name, version)
     except DAMAGE:
         return int(offset)
     return Record._make(
@@ -181,37 +186,64 @@ def _headers(text: str) -> MappingProxyType[str, str]:
     return MappingProxyType(json.loads(text))
 
 
-def associated(*fields: str) -> bytes:
-    """Return what binds stored bytes to their row; see `PayloadCodec`."""
-    return "\0".join(fields).encode()
+# -- what a codec sees -----------------------------------------------------------------------------
+
+PAYLOAD: Final = "messages.payload"
+HEADERS: Final = "messages.headers"
 
 
-def decoded(codec: PayloadCodec, payload: bytes, *fields: str) -> bytes:
+def associated(*fields: object) -> bytes:
+    """Return what binds stored bytes to their column and row; see `PayloadCodec`."""
+    return json.dumps(fields).encode()
+
+
+def decoded(codec: PayloadCodec, stored: bytes, *fields: object) -> bytes:
     """Return what was encoded for these fields.
 
     Raises:
         ValueError: The codec refuses it.
     """
     try:
-        return codec.decode(payload, associated(*fields))
+        return codec.decode(stored, associated(*fields))
     except Exception as error:
         message = "The codec refuses it."
         raise ValueError(message) from error
 
 
-def pack(record: Record, codec: PayloadCodec | None) -> bytes:
-    """Return a whole record as bytes."""
+def encoded_text(codec: PayloadCodec, text: str, *fields: object) -> str:
+    """Return a text as the codec stores it, in base64: the column stays one of text."""
+    return b64encode(codec.encode(text.encode(), associated(*fields))).decode()
+
+
+def decoded_text(codec: PayloadCodec, stored: str | bytes, *fields: object) -> str:
+    """Return the text that was encoded for these fields.
+
+    Raises:
+        ValueError: The codec refuses it.
+    """
+    return decoded(codec, b64decode(stored, validate=True), *fields).decode()
+
+
+def pack(record: Record, codec: PayloadCodec | None, *place: object) -> bytes:
+    """Return a whole record as bytes, for a row at this place.
+
+    A codec gets headers and payload in one: only what a journal looks for stays readable.
+    """
     payload = record.payload
     if codec is not None:
-        payload = codec.encode(payload, associated("message", record.message_id, record.name))
+        headers = json.dumps(dict(record.headers)).encode()
+        fields = (*place, record.message_id, record.name, record.version)
+        payload = codec.encode(b"%s\n%s" % (headers, payload), associated(*fields))
+        record = record._replace(headers=NO_HEADERS)
     return b"%s\n%s" % (record.envelope().encode(), payload)
 
 
-def unpack(body: bytes, codec: PayloadCodec | None) -> Record:
+def unpack(body: bytes, codec: PayloadCodec | None, *place: object) -> Record:
     """Return the record that was packed; raise one of `DAMAGE` if that cannot be."""
     envelope, _, payload = body.partition(b"\n")
     record = Record.from_envelope(envelope.decode(), payload)
     if codec is None:
         return record
-    payload = decoded(codec, payload, "message", record.message_id, record.name)
-    return record._replace(payload=payload)
+    fields = (*place, record.message_id, record.name, record.version)
+    headers, _, payload = decoded(codec, payload, *fields).partition(b"\n")
+    return record._replace(payload=payload, headers=_headers(headers.decode()) or NO_HEADERS)

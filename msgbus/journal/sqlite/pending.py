@@ -235,7 +235,7 @@ class PendingRows:
         """Write the letters of new rows, which have had none before."""
         reader = self._reader
         values = [
-            (None, *letter_row(row, letter, reader.record(row)))
+            (None, *letter_row(row, letter, reader.record(row), self._codec))
             for row, letter, *_ in puts
             if letter is not None and row.state is not State.DONE
         ]
@@ -245,10 +245,10 @@ class PendingRows:
         number: int | None = None
         stored = self._connection.execute(_LETTER, row[:2]).fetchone()
         if stored is not None:
-            number, known = stored[0], read_letter(stored[1:])
+            number, known = stored[0], read_letter(stored[1:], self._codec)
             if known is not None and not is_whole:
                 letter = letter.after(known)
-        values = letter_row(row, letter, self._reader.record(row))
+        values = letter_row(row, letter, self._reader.record(row), self._codec)
         _LETTERS.run(self._connection, [(number, *values)])
 
     def _promote(self, done: Pending) -> None:

@@ -172,7 +172,7 @@ class QuestionReader(TableReader):
         row = self._first(query, message_id)
         if row is None:
             return None
-        record = read_message(row, self._codec)
+        record = read_message(row, self.codec)
         if isinstance(record, int):
             raise self._source.damaged(f"Message {record}")
         return record
@@ -220,7 +220,7 @@ class QuestionReader(TableReader):
         rows = self._connection.execute(query, values).fetchall()
         has_more = len(rows) == values["limit"]
         following = rows.pop()[0] if has_more else None
-        return Page([read_message(row, self._codec) for row in rows], following)
+        return Page([read_message(row, self.codec) for row in rows], following)
 
     def flow(self, correlation_id: str) -> tuple[FlowNode, ...]:
         """Return the undamaged messages of a flow, as trees."""
@@ -230,7 +230,8 @@ class QuestionReader(TableReader):
     def deliveries(self, message_id: str) -> list[DeliveryRecord]:
         """Return the deliveries of one message, by time, without damaged ones."""
         values = (self.offset_of(message_id) or 0, message_id, message_id)
-        found = map(read_delivery, self._connection.execute(_DELIVERIES, values))
+        rows = self._connection.execute(_DELIVERIES, values)
+        found = (read_delivery(row, self.codec) for row in rows)
         return [one for one in found if one is not None]
 
     def delivery_counts(self, since: float, until: float) -> list[DeliveryCount]:

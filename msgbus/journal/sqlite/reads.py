@@ -128,7 +128,7 @@ class TableReader:
     def __init__(self, connection: sqlite3.Connection, source: Source) -> None:
         self._connection = connection
         self._source = source
-        self._codec = source.codec
+        self.codec = source.codec
 
     def _first(self, query: str, *values: object) -> Any:
         return self._connection.execute(query, values).fetchone()
@@ -175,7 +175,7 @@ class TableReader:
             rows = self._connection.execute(query, (last, upto, *values, limit)).fetchall()
             for row in rows:
                 seen += 1
-                record = read_message(row, self._codec)
+                record = read_message(row, self.codec)
                 if self._is_wanted(record, row, selection, partitions):
                     found.append(record)
                     is_full = len(found) >= limit
@@ -266,7 +266,7 @@ class TableReader:
             chunk = offsets[start : start + CHUNK]
             query = f"SELECT {MESSAGE} FROM msgbus_messages WHERE offset IN ({places(chunk)})"  # noqa: S608
             for row in self._connection.execute(query, chunk):
-                record = read_message(row, self._codec)
+                record = read_message(row, self.codec)
                 if isinstance(record, Record):
                     found[record.offset] = record
         return found
@@ -331,13 +331,13 @@ class TableReader:
     def pending(self, query: str, values: Sequence[object]) -> list[Pending]:
         """Return the rows of a query for `PENDING`; those that are damaged as `DAMAGED`."""
         rows = self._connection.execute(query, values).fetchall()
-        return [read_pending(row, self._codec) for row in rows]
+        return [read_pending(row, self.codec) for row in rows]
 
     def row(self, name: str, offset: int) -> Pending | None:
         """Return one row; one that is damaged as `DAMAGED`."""
         query = f"SELECT {PENDING} FROM msgbus_pending WHERE subscription = ? AND offset = ?"  # noqa: S608
         row = self._first(query, name, offset)
-        return None if row is None else read_pending(row, self._codec)
+        return None if row is None else read_pending(row, self.codec)
 
     def find(
         self,
@@ -366,7 +366,7 @@ class TableReader:
             f"SELECT {PENDING} FROM msgbus_pending{index} WHERE {' AND '.join(where)} "  # noqa: S608
             f"ORDER BY offset, subscription"
         )
-        rows = (read_pending(row, self._codec) for row in self._connection.execute(query, values))
+        rows = (read_pending(row, self.codec) for row in self._connection.execute(query, values))
         return list(islice((row for row in rows if row.state in states), max(limit, 0)))
 
     def count(self, name: str | None = None) -> dict[State, int]:
@@ -451,7 +451,7 @@ class TableReader:
         query = f"SELECT {LETTER} FROM msgbus_letters WHERE subscription = ? AND offset = ?"  # noqa: S608
         found = self._first(query, row.subscription, row.offset)
         what = f"The letter of message {row.offset} of {row.subscription!r}"
-        letter: Letter | None = self._checked(found, read_letter, what)
+        letter: Letter | None = self._checked(found, lambda row: read_letter(row, self.codec), what)
         return letter
 
     def result(self, message_id: str) -> Result | None:
@@ -459,7 +459,7 @@ class TableReader:
         query = f"SELECT {RESULT} FROM msgbus_results WHERE message_id = ?"  # noqa: S608
         result: Result | None = self._checked(
             self._first(query, message_id),
-            lambda row: read_result(row, self._codec),
+            lambda row: read_result(row, self.codec),
             f"The result of {message_id}",
         )
         return result
@@ -469,7 +469,7 @@ class TableReader:
         wanted = "message_id IN (SELECT value FROM json_each(?))"
         query = f"SELECT {RESULT} FROM msgbus_results WHERE {wanted}"  # noqa: S608
         rows: Iterator[Row] = self._connection.execute(query, (json.dumps(list(message_ids)),))
-        found = (read_result(row, self._codec) for row in rows)
+        found = (read_result(row, self.codec) for row in rows)
         return [one for one in found if one is not None]
 
     def instance(self, name: str, key: str) -> Instance | None:
@@ -477,7 +477,7 @@ class TableReader:
         query = f"SELECT {INSTANCE} FROM msgbus_instances WHERE name = ? AND key = ?"  # noqa: S608
         instance: Instance | None = self._checked(
             self._first(query, name, key),
-            lambda row: read_instance(row, self._codec),
+            lambda row: read_instance(row, self.codec),
             f"Instance {key!r} of {name!r}",
         )
         return instance
@@ -489,7 +489,7 @@ class TableReader:
             f"WHERE wake <= ? ORDER BY wake, name, key"
         )
         rows: Iterator[Row] = self._connection.execute(query, (now,))
-        found = (read_instance(row, self._codec) for row in rows)
+        found = (read_instance(row, self.codec) for row in rows)
         return list(islice((one for one in found if one is not None), max(limit, 0)))
 
 

@@ -226,7 +226,7 @@ def open_writer(
         connection = connect(path, lock_timeout)
         try:
             _prepare(connection, path, codec, adopt=adopt)
-            _check_codec(connection, path, codec)
+            check_codec(connection, path, codec)
         except BaseException:
             connection.close()
             raise
@@ -248,19 +248,25 @@ def _prepare(
         _create(connection, path, codec, adopt=adopt)
 
 
-def _check_codec(connection: sqlite3.Connection, path: str, codec: PayloadCodec | None) -> None:
-    """Raise if the codec refuses its sample: else it would find every message damaged."""
-    sample = read_meta(connection, "codec")
-    if codec is None or not sample:
-        return
+def check_codec(connection: sqlite3.Connection, path: str, codec: PayloadCodec | None) -> None:
+    """Raise if this is not the codec of the file.
+
+    It would find every message damaged; and without one, plain text would go beside the rest.
+    """
+    sample = bytes.fromhex(read_meta(connection, "codec")) or _SAMPLE
     try:
-        decoded(codec, bytes.fromhex(sample), "journal")
-    except ValueError as error:
+        if codec is not None:
+            sample = decoded(codec, sample, _PLACE)
+    except ValueError:
+        sample = b""
+    if sample != _SAMPLE:
         message = (
-            f"The journal {path} was written with another codec, or with another key. Open it "
-            f"with the ones it was made with; a codec may know several keys."
+            f"The journal {path} was made with another codec, another key, or none. Open it with "
+            f"the codec it was made with, which may know several keys."
+            if codec is not None
+            else f"The journal {path} was made with a codec: open it with codec=."
         )
-        raise JournalOpenError(message, path=path) from error
+        raise JournalOpenError(message, path=path)
 
 
 def has_journal(connection: sqlite3.Connection, path: str, *, adopt: bool) -> bool:
@@ -310,12 +316,17 @@ def _create(
         raise
 
 
+_SAMPLE: Final = b"msgbus"
+"""What the codec of a file is known by; as it is if there is none."""
+
+_PLACE: Final = "meta.codec"
+
 META: Final = ("schema_version", "journal_id", "trimmed", "delayed", "codec")
 """Keys of the values that belong to the file as a whole."""
 
 
 def _meta(codec: PayloadCodec | None) -> dict[str, str]:
-    sample = b"" if codec is None else codec.encode(b"msgbus", associated("journal"))
+    sample = b"" if codec is None else codec.encode(_SAMPLE, associated(_PLACE))
     values = (str(VERSION), uuid4().hex, "0", "0", sample.hex())
     return dict(zip(META, values, strict=True))
 

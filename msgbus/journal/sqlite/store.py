@@ -159,6 +159,8 @@ class Store:
         queued: list[Pending] = []
         size = 0
         for offset, (record, queue, due, unique) in enumerate(appends, start):
+            if queue == DELAYED:
+                raise NotAtOnce
             try:
                 row = message_row(record, offset, self._codec)
             except UnicodeEncodeError as error:
@@ -167,8 +169,6 @@ class Store:
             blocks.add((record.name, record.topic, record.time // SPAN, offset // BLOCK))
             size += len(record.payload)
             if queue is not None:
-                if queue == DELAYED:
-                    raise NotAtOnce
                 queued.append(rows.queued(queue, record, offset, due, unique))
         _PLAIN_MESSAGES.run(self._connection, plain)
         _MESSAGES.run(self._connection, others)
@@ -289,7 +289,9 @@ class Store:
     # -- deliveries, results and instances -----------------------------------------------------
 
     def _note(self, notes: Sequence[Note]) -> None:
-        _DELIVERIES.run(self._connection, [delivery_row(one.delivery) for one in notes])
+        _DELIVERIES.run(
+            self._connection, [delivery_row(one.delivery, self._codec) for one in notes]
+        )
 
     def _reply(self, replies: Sequence[Reply]) -> None:
         values = [

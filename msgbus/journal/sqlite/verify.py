@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, starmap
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from msgbus.journal.records import DELAYED, Record, State
+from msgbus.journal.records import DELAYED, Record
 from msgbus.journal.reports import VerifyReport
 from msgbus.journal.sqlite.columns import (
     CURSOR,
@@ -17,20 +17,22 @@ from msgbus.journal.sqlite.columns import (
     MEMBER,
     PENDING,
     RESULT,
-    pending_row,
     read_cursor,
     read_delivery,
     read_instance,
     read_letter,
     read_member,
-    read_pending,
     read_result,
+    sound_row,
 )
 from msgbus.journal.sqlite.faults import is_undecodable
 from msgbus.journal.sqlite.messages import BLOCK, MESSAGE, SPAN, Row, block_rows, read_message
 from msgbus.journal.sqlite.questions import QuestionReader
 from msgbus.journal.sqlite.reads import MOST_MISSING
 from msgbus.journal.sqlite.schema import META, changed_objects, foreign_objects, read_meta
+
+if TYPE_CHECKING:
+    from msgbus.journal.codec import PayloadCodec
 
 MOST_LISTED: Final = 1000
 
@@ -106,7 +108,7 @@ _KEYS: Final = {
 
 
 def verify(reader: QuestionReader) -> VerifyReport:
-    """Read everything and report what is wrong; no codec is needed, checksums cover stored bytes.
+    """Read everything and report what is wrong, also what the codec refuses.
 
     The whole file is read: this takes time, but nobody waits for it.
     """
@@ -118,11 +120,11 @@ def verify(reader: QuestionReader) -> VerifyReport:
         "table msgbus_meta": _meta(reader),
         "table msgbus_blocks": _blocks(reader, log.blocks),
         "table msgbus_subscriptions": _cursors(reader),
-        "table msgbus_members": _checksums(reader, "members", MEMBER, read_member),
-        "table msgbus_pending": _checksums(reader, "pending", PENDING, _is_sound_row),
+        "table msgbus_members": _checksums(reader, "members", MEMBER, _read_member),
+        "table msgbus_pending": _checksums(reader, "pending", PENDING, sound_row),
         "table msgbus_letters": _checksums(reader, "letters", LETTER, read_letter),
-        "table msgbus_results": _checksums(reader, "results", RESULT, _read_result),
-        "table msgbus_instances": _checksums(reader, "instances", INSTANCE, _read_instance),
+        "table msgbus_results": _checksums(reader, "results", RESULT, read_result),
+        "table msgbus_instances": _checksums(reader, "instances", INSTANCE, read_instance),
         "table msgbus_deliveries": _checksums(reader, "deliveries", DELIVERY, read_delivery),
         "relation between tables": chain(_rows(reader), _numbers(reader)),
     }
@@ -162,7 +164,7 @@ class _LogCheck:
             offset: int = row[0]
             self.damaged += range(expected, min(offset, expected + MOST_MISSING))
             expected = max(offset + 1, expected)
-            self._note(offset, read_message(row, None))
+            self._note(offset, read_message(row, reader.codec))
         yield from ()
 
     def _note(self, offset: int, record: Record | int) -> None:
@@ -206,30 +208,26 @@ def _meta(reader: QuestionReader) -> Iterator[str]:
 
 
 def _checksums(
-    reader: QuestionReader, table: str, columns: str, is_sound: Callable[[Row], object]
+    reader: QuestionReader,
+    table: str,
+    columns: str,
+    read: Callable[[Row, PayloadCodec | None], object],
 ) -> Iterator[str]:
     """Check the rows of a table one by one."""
     keys = _KEYS[table]
     query = f"SELECT {keys}, {columns} FROM msgbus_{table}"  # noqa: S608
     count = keys.count(",") + 1
+    reason = "its checksum does not fit"
+    if reader.codec is not None:
+        reason += ", or the codec refuses it"
     for row in reader.connection.execute(query):
-        if not is_sound(row[count:]):
+        if read(row[count:], reader.codec) is None:
             which = ", ".join(ascii(value) for value in row[:count])
-            yield f"The row ({which}) of msgbus_{table} is damaged: its checksum does not fit."
+            yield f"The row ({which}) of msgbus_{table} is damaged: {reason}."
 
 
-def _read_result(row: Row) -> object:
-    return read_result(row, None)
-
-
-def _read_instance(row: Row) -> object:
-    return read_instance(row, None)
-
-
-def _is_sound_row(row: Row) -> bool:
-    found = read_pending(row, None)
-    # One that was set aside as damaged is sound, as a row.
-    return found.state is not State.DAMAGED or pending_row(found, None) == row
+def _read_member(row: Row, codec: PayloadCodec | None) -> object:  # noqa: ARG001 (as the others)
+    return read_member(row)
 
 
 def _cursors(reader: QuestionReader) -> Iterator[str]:

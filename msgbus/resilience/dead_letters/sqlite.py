@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 import anyio
 import anyio.to_thread
@@ -20,6 +20,9 @@ from msgbus.resilience.dead_letters.journal_letters import JournalLetters
 from msgbus.resilience.dead_letters.journal_store import JournalDeadLetterStore, as_store_errors
 from msgbus.resilience.dead_letters.store import Overflow
 from msgbus.runtime.clock import Clock
+
+if TYPE_CHECKING:
+    from msgbus.journal.codec import PayloadCodec
 
 T = TypeVar("T")
 
@@ -39,6 +42,7 @@ class SqliteDeadLetterStore(JournalDeadLetterStore):
         buffer: Letters that may wait to be written.
         clock: The time of changes.
         timeout: Seconds to wait for another process that has locked the file.
+        codec: Encrypts or signs the letters; see `PayloadCodec`.
 
     Raises:
         ConfigurationError: `max_size` or `buffer` is not above 0.
@@ -53,10 +57,13 @@ class SqliteDeadLetterStore(JournalDeadLetterStore):
         buffer: int = 10_000,
         clock: Clock | None = None,
         timeout: float = 5.0,
+        codec: PayloadCodec | None = None,
     ) -> None:
         super().__init__(self._open_journal, max_size, overflow, buffer=buffer, clock=clock)
         self.path = Path(path).absolute()
-        self._open_file = partial(SqliteJournal, self.path, reserve=0, lock_timeout=timeout)
+        self._open_file = partial(
+            SqliteJournal, self.path, reserve=0, lock_timeout=timeout, codec=codec
+        )
         self._timeout = timeout
         self._end: weakref.finalize[..., SqliteDeadLetterStore] | None = None
         """Closes the file of a store that nobody has closed."""

@@ -37,7 +37,21 @@ from msgbus.resilience import (
 )
 from msgbus.testing.conformance.dead_letters import letter
 from tests.fakes import Connections, logged
+from tests.unit.journal.sqlite.sealing import Sealing
 from tests.unit.resilience.letter_fakes import CardCharged, bury, bury_orders
+
+
+async def test_a_codec_hides_what_letters_say(tmp_path: Path) -> None:
+    secret = "Tr0ub4dor"
+    for name, codec in (("plain.db", None), ("sealed.db", Sealing())):
+        path = tmp_path / name
+        async with DeadLetterQueue(SqliteDeadLetterStore(path, codec=codec)) as queue:
+            queue.store.add(letter(error=ConnectionError(f"no {secret}")))
+            await queue.store.flush()
+            page = await queue.store.page(LetterFilter(), limit=1)
+            assert page.letters[0].error == f"ConnectionError: no {secret}"
+
+        assert (secret.encode() in path.read_bytes()) == (codec is None)
 
 
 @contextmanager

@@ -192,7 +192,7 @@ def put(path: Path, name: str, offset: int, state: State, **changes: Any) -> Non
     row = make_row(name, offset, state, **changes)
     insert(path, "pending", PENDING, pending_row(row, None))
     if state is State.DEAD:
-        insert(path, "letters", LETTER_COLUMNS, letter_row(row, LETTER, None))
+        insert(path, "letters", LETTER_COLUMNS, letter_row(row, LETTER, None, None))
 
 
 def put_cursor(path: Path, cursor: Cursor) -> None:
