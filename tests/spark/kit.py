@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pyspark.sql import DataFrame
 
-from msgbus.journal import Kind, Record, SqliteJournal
+from msgbus.journal import Kind, PayloadCodec, Record, SqliteJournal
 from msgbus.journal.operations import Append
 from msgbus.testing.conformance.journal.kit import TIME, make_record
 
@@ -21,11 +21,16 @@ T = TypeVar("T")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def with_journal(path: Path, work: Callable[[SqliteJournal], Awaitable[T]]) -> T:
+def with_journal(
+    path: Path,
+    work: Callable[[SqliteJournal], Awaitable[T]],
+    *,
+    codec: PayloadCodec | None = None,
+) -> T:
     """What `work` gives, done with an open journal."""
 
     async def main() -> T:
-        async with SqliteJournal(path, reserve=0) as journal:
+        async with SqliteJournal(path, reserve=0, codec=codec) as journal:
             return await work(journal)
 
     return asyncio.run(main())

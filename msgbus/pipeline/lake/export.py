@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession, functions as sql
 
 from msgbus.errors import WrongLakeError
 from msgbus.journal.records import Kind
+from msgbus.journal.sqlite.schema import check_codec
 from msgbus.pipeline.arrow import (
     Batch,
     Batches,
@@ -27,7 +28,7 @@ from msgbus.pipeline.arrow import (
 )
 from msgbus.pipeline.lake.folder import Lake, SealedSegment, StagedFile
 from msgbus.pipeline.source.journal_file import Bounds, Range, batches, bounds_of, reading, split
-from msgbus.pipeline.source.options import ReadOptions
+from msgbus.pipeline.source.options import ReadOptions, payload_codec
 from msgbus.pipeline.source.source import check_sealed, query_of
 from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES, Table
 from msgbus.telemetry.logging import log
@@ -193,9 +194,15 @@ class _JournalOrigin:
 
     def __init__(self, pipe: Pipeline) -> None:
         self._pipe = pipe
+        self._journal = ""
 
     def bounds(self, table: Table) -> Bounds:
-        return bounds_of(self._pipe.path, table)
+        # Without the codec of the journal, what it has encoded would be sealed as corrupt.
+        with reading(self._pipe.path) as connection:
+            check_codec(connection, self._pipe.path, payload_codec(self._pipe.codec))
+        found = bounds_of(self._pipe.path, table)
+        self._journal = found.journal
+        return found
 
     def stage(self, table: Table, span: tuple[int, int], sealed: int, paths: LakePaths) -> Staged:
         check_sealed(self._pipe.path, sealed)
@@ -209,7 +216,9 @@ class _JournalOrigin:
         def read(part: Range) -> Iterator[Batch]:
             return batches(query_of(options, columns, part), options.engine)
 
-        return stage_ranges(self._pipe.spark, read, split(*span), table, paths)
+        return stage_ranges(
+            self._pipe.spark, read, split(*span, journal=self._journal), table, paths
+        )
 
     def message_id(self, offset: int) -> str | None:
         with reading(self._pipe.path) as connection:

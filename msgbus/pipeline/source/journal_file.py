@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,17 +20,17 @@ from pyspark.sql.datasource import InputPartition
 from msgbus.errors import (
     JournalNotFoundError,
     NotAJournalError,
+    PipelineError,
     PipelineOptionError,
     TrimmedError,
 )
-from msgbus.journal.codec import PayloadCodec
 from msgbus.journal.sqlite.faults import translated
-from msgbus.journal.sqlite.messages import decoded
 from msgbus.journal.sqlite.questions import QuestionReader
 from msgbus.journal.sqlite.reads import Source
-from msgbus.journal.sqlite.schema import has_journal, read_meta
+from msgbus.journal.sqlite.schema import check_codec, has_journal, read_meta
 from msgbus.pipeline.arrow import Array, ArrowType, Batch, Schema, arrow_schema, pa
 from msgbus.pipeline.source.checksums import damaged
+from msgbus.pipeline.source.encoded import plain_parts
 from msgbus.pipeline.source.options import file_uri, payload_codec
 from msgbus.pipeline.source.tables import MESSAGES, Table
 
@@ -38,13 +38,11 @@ from msgbus.pipeline.source.tables import MESSAGES, Table
 
 pc: Any = import_module("pyarrow.compute")
 
-_ASSOCIATED: Final = ("message_id", "name")
-"""Columns that a codec is given with the payload; see `PayloadCodec`."""
-
 _OWN_ID: Final = ("correlation_id", "root_id")
 """Columns that are NULL where they are the message's own id."""
 
 DAMAGED: Final = "The record is damaged: its checksum does not fit."
+REFUSED: Final = "The record is damaged: the codec refuses what is in it."
 MISSING: Final = "The record is missing: it was removed, and not by a trim."
 
 
@@ -69,6 +67,8 @@ class JournalQuery(NamedTuple):
     """Texts that columns must have, of which the conditions let through unknown ones, too."""
     finds_missing: bool = True
     """Whether messages that are missing belong to the rows that are wanted."""
+    journal: str = ""
+    """The id of the journal that the read was planned for."""
 
     @property
     def is_verified(self) -> bool:
@@ -183,8 +183,9 @@ def _adbc(query: JournalQuery) -> Generator[Batch, None, None]:
         connection.cursor(adbc_stmt_kwargs=rows) as cursor,
     ):
         cursor.execute("PRAGMA busy_timeout = 30000")
-        cursor.execute("SELECT value FROM msgbus_meta WHERE key = 'trimmed'")
-        _check_trimmed(query, int(cursor.fetchone()[0]))
+        cursor.execute(_STATE)
+        trimmed, journal = cursor.fetchone()
+        _check_state(query, int(trimmed), journal)
         cursor.execute(statement)
         first = True
         for batch in cursor.fetch_record_batch():
@@ -201,7 +202,7 @@ def _check(query: JournalQuery) -> int:
 def _sqlite3(query: JournalQuery) -> Generator[Batch, None, None]:
     schema = query.schema()
     with reading(query.path) as connection:
-        _check_trimmed(query, _trimmed(connection))
+        _check_state(query, _trimmed(connection), read_meta(connection, "journal_id"))
         size = query.batch_rows or fitting_rows(connection)
         cursor = connection.execute(query.sql())
         while rows := cursor.fetchmany(size):
@@ -218,10 +219,28 @@ def _trimmed(connection: sqlite3.Connection) -> int:
     return int(read_meta(connection, "trimmed"))
 
 
-def _check_trimmed(query: JournalQuery, trimmed: int) -> None:
-    """Raise if rows of this range were trimmed since planning."""
+_STATE: Final = (
+    "SELECT (SELECT value FROM msgbus_meta WHERE key = 'trimmed'), "
+    "(SELECT value FROM msgbus_meta WHERE key = 'journal_id')"
+)
+
+
+def _check_state(query: JournalQuery, trimmed: int, journal: str) -> None:
+    """Raise if rows of this range were trimmed since planning, or the file is another one."""
+    check_same(query.path, query.journal, journal)
     if query.table is MESSAGES and trimmed >= query.low and not query.may_lack:
         raise TrimmedError(path=query.path, wanted=query.low, first=trimmed + 1)
+
+
+def check_same(path: str, planned: str, found: str) -> None:
+    """Raise if a read that was planned for one journal meets another."""
+    if planned and found != planned:
+        message = (
+            f"The journal {path} was replaced by another one while it was read: one has the id "
+            f"{planned}, the other {found}. Read the one that you want from its beginning; a "
+            f"stream needs a new checkpoint for it."
+        )
+        raise PipelineError(message)
 
 
 # -- columns from parts --------------------------------------------------------------------
@@ -232,15 +251,25 @@ def finished(batch: Batch, query: JournalQuery) -> Batch:
     parts: dict[str, Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
     if not query.is_verified:
         return _from_columns(query, parts, batch.num_rows)
-    bad = damaged(parts, query.table.covered)
-    if bad is not None:
-        position = query.table.position
-        broken = _empty_rows(parts[position].filter(bad), query, DAMAGED)
-        batch = batch.filter(pc.invert(bad))
-        return pa.concat_batches([finished(batch, query), broken]) if batch.num_rows else broken
+    position, found = query.table.position, list[Batch]()
+
+    def set_aside(bad: Array | None, reason: str) -> None:
+        nonlocal parts
+        if bad is not None:
+            found.append(_empty_rows(parts[position].filter(bad), query, reason))
+            parts = _only(parts, pc.invert(bad))
+
+    set_aside(damaged(parts, query.table.covered), DAMAGED)
     for name, values in query.among:
         parts = _only(parts, pc.is_in(parts[name], pa.array(map(str.encode, values), pa.binary())))
-    return _from_columns(query, _columns(parts, query), len(parts[query.table.position]))
+    codec = payload_codec(query.codec)
+    if codec is not None:
+        parts, refused = plain_parts(codec, parts, query.table, query.columns)
+        set_aside(refused, REFUSED)
+    count = len(parts[position])
+    if count or not found:
+        found.insert(0, _from_columns(query, _columns(parts, query), count))
+    return found[0] if len(found) == 1 else pa.concat_batches(found)
 
 
 def _only(parts: Mapping[str, Array], wanted: Array) -> dict[str, Array]:
@@ -251,7 +280,7 @@ def _columns(parts: Mapping[str, Array], query: JournalQuery) -> dict[str, Array
     """The columns that are wanted, from the parts of undamaged rows."""
     payloads: dict[str, Array] = {}
     if not {"payload", "_corrupt"}.isdisjoint(query.columns):
-        payloads = _payloads(parts, payload_codec(query.codec))
+        payloads = _payloads(parts)
     found: dict[str, Array] = {}
     for field in arrow_schema(query.table.select(query.columns)):
         name = field.name
@@ -289,14 +318,11 @@ def _from_columns(query: JournalQuery, known: Mapping[str, Array], count: int) -
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _payloads(parts: Mapping[str, Array], codec: PayloadCodec | None) -> dict[str, Array]:
+def _payloads(parts: Mapping[str, Array]) -> dict[str, Array]:
     """`payload` where it is JSON, `_corrupt` where it is not."""
     if "payload" not in parts:  # deliveries have none
         return {"_corrupt": pa.nulls(len(parts["crc"]), pa.string())}
     raw = parts["payload"]
-    if codec is not None:
-        ids = (parts[name].cast(pa.string()).to_pylist() for name in _ASSOCIATED)
-        return _texts([_through(codec, *one) for one in zip(raw.to_pylist(), *ids, strict=True)])
     flags = parts["_is_json"].to_pylist() if "_is_json" in parts else [1] * len(raw)
     if flags.count(1) == len(flags):
         try:
@@ -306,32 +332,13 @@ def _payloads(parts: Mapping[str, Array], codec: PayloadCodec | None) -> dict[st
         except pa.ArrowInvalid:
             pass
     texts = map(_decoded, raw.to_pylist())
-    return _texts(
-        [(text, is_text and flag == 1) for (text, is_text), flag in zip(texts, flags, strict=True)]
-    )
-
-
-def _texts(values: Sequence[tuple[str, bool]]) -> dict[str, Array]:
-    """Both columns, from texts and whether each is valid."""
+    values = [(text, ok and flag == 1) for (text, ok), flag in zip(texts, flags, strict=True)]
     return {
         "payload": pa.array([text if is_sound else None for text, is_sound in values], pa.string()),
         "_corrupt": pa.array(
             [None if is_sound else text for text, is_sound in values], pa.string()
         ),
     }
-
-
-def _through(
-    codec: PayloadCodec, stored: bytes | None, message_id: str, name: str
-) -> tuple[str, bool]:
-    """A payload decoded by the codec, and whether that is JSON; as stored if not."""
-    try:
-        plain = decoded(codec, stored or b"", "message", message_id, name)
-        json.loads(plain)
-        return plain.decode(), True
-    except (ValueError, RecursionError):
-        # Of the codec, of UTF-8 or of JSON: one message must not fail a job.
-        return _decoded(stored)[0], False
 
 
 def _decoded(value: bytes | None) -> tuple[str, bool]:
@@ -375,15 +382,18 @@ class Bounds(NamedTuple):
     last: int
     trimmed: int
     """The highest offset that retention has removed; 0 for deliveries."""
+    journal: str = ""
+    """The id of the journal."""
 
 
 class Range(InputPartition):
-    """Positions from `low` to `high`, both included, read by one task."""
+    """Positions from `low` to `high`, both included, of one journal, read by one task."""
 
-    def __init__(self, low: int, high: int) -> None:
+    def __init__(self, low: int, high: int, journal: str = "") -> None:
         super().__init__((low, high))
         self.low = low
         self.high = high
+        self.journal = journal
 
 
 def _connect(path: str) -> sqlite3.Connection:
@@ -409,12 +419,19 @@ def reading(path: str) -> Generator[sqlite3.Connection, None, None]:
         yield connection
 
 
-def bounds_of(path: str, table: Table = MESSAGES) -> Bounds:
-    """The bounds of a table of a file."""
+def bounds_of(path: str, table: Table = MESSAGES, codec: str | None = None) -> Bounds:
+    """The bounds of a table of a file.
+
+    Raises:
+        JournalOpenError: The file was made with another codec, if one is named.
+    """
     with reading(path) as connection:
+        journal = read_meta(connection, "journal_id")
+        if codec is not None:
+            check_codec(connection, path, payload_codec(codec))
         if table is MESSAGES:
             reader = QuestionReader(connection, Source(path, None))
-            return Bounds(reader.first(), reader.head(), reader.trimmed())
+            return Bounds(reader.first(), reader.head(), reader.trimmed(), journal)
         # The highest id ever given: retention may have removed its row, or all of them.
         (last,) = connection.execute(
             "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = ?", (table.relation,)
@@ -422,10 +439,10 @@ def bounds_of(path: str, table: Table = MESSAGES) -> Bounds:
         (first,) = connection.execute(
             f"SELECT min({table.position}) FROM {table.relation}"  # noqa: S608
         ).fetchone()
-    return Bounds(int(last) + 1 if first is None else int(first), int(last), 0)
+    return Bounds(int(last) + 1 if first is None else int(first), int(last), 0, journal)
 
 
-def split(low: int, high: int, wanted: int | None = None) -> list[Range]:
+def split(low: int, high: int, wanted: int | None = None, journal: str = "") -> list[Range]:
     """Split `low` to `high` into ranges of nearly equal length."""
     rows = high - low + 1
     if rows <= 0:
@@ -439,6 +456,6 @@ def split(low: int, high: int, wanted: int | None = None) -> list[Range]:
     ranges: list[Range] = []
     for number in range(count):
         end = low + size + (number < rest) - 1
-        ranges.append(Range(low, end))
+        ranges.append(Range(low, end, journal))
         low = end + 1
     return ranges

@@ -30,6 +30,7 @@ from msgbus.pipeline.source.journal_file import (
     Range,
     batches,
     bounds_of,
+    check_same,
     split,
 )
 from msgbus.pipeline.source.options import ReadOptions, read_options, write_options
@@ -121,12 +122,12 @@ class JournalReader(DataSourceReader):
     def partitions(self) -> list[Range]:
         """Ranges of offsets up to the current last one."""
         options = self._options
-        found = bounds_of(options.path, options.table)
+        found = bounds_of(options.path, options.table, options.codec)
         if options.sealed is not None:
             check_sealed(options.path, options.sealed)
         low = found.first if options.start is None else max(found.first, options.start)
         high = found.last if options.end is None else min(found.last, options.end - 1)
-        return split(low, high, options.partitions)
+        return split(low, high, options.partitions, found.journal)
 
     def read(self, partition: InputPartition) -> Iterator[Batch]:
         """Read the rows of one range; runs on a worker."""
@@ -158,11 +159,15 @@ def query_of(options: ReadOptions, columns: tuple[str, ...], partition: Range) -
         codec=options.codec,
         among=tuple((name, tuple(wanted[name])) for name in asked.intersection(UNKNOWN)),
         finds_missing=asked.issubset(UNKNOWN),
+        journal=partition.journal,
     )
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what came since the last micro-batch; `{"offset": n}` means that n was read."""
+    """Reads what came since the last micro-batch.
+
+    `{"offset": n, "journal": id}` means that n was read, in this journal.
+    """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -170,24 +175,26 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
         """Where a query with `availableNow` ends."""
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Where a query without a checkpoint begins."""
         found = self._bounds()
         start = self._options.starting_offsets
         if start == "latest":
-            return {"offset": found.last}
+            return _position(found, found.last)
         if isinstance(start, int):
-            return {"offset": min(max(start, found.first), found.last + 1) - 1}
-        return {"offset": found.first - 1}
+            return _position(found, min(max(start, found.first), found.last + 1) - 1)
+        return _position(found, found.first - 1)
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next micro-batch: the head, or the limit."""
         begin = int(start["offset"])
-        last = self._bounds().last
+        found = self._bounds()
+        check_same(self._options.path, start["journal"], found.journal)
+        last = found.last
         if begin > last:
             message = (
                 f"The stream has read up to offset {begin}, but the journal {self._options.path} "
-                f"ends at {last}: it is another file, or an older copy. Use the journal that the "
+                f"ends at {last}: it is an older copy. Use the journal that the "
                 f"checkpoint belongs to, or begin with a new checkpoint."
             )
             raise PipelineError(message)
@@ -195,7 +202,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             last = max(begin, min(last, self._target))
         if isinstance(limit, ReadMaxRows):
             last = min(last, begin + limit.max_rows)
-        return {"offset": last}
+        return _position(found, last)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """The option `maxRowsPerBatch`, or no limit."""
@@ -206,19 +213,21 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Remember the current end of the journal."""
         self._target = self._bounds().last
 
-    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         """The head of the journal, for the lag in the query's progress."""
-        return {"offset": self._bounds().last}
+        found = self._bounds()
+        return _position(found, found.last)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The ranges of one micro-batch."""
         low, high = int(start["offset"]) + 1, int(end["offset"])
         trimmed = self._bounds().trimmed
+        journal = end["journal"]
         if trimmed >= low:
             if self._options.fail_on_data_loss:
                 raise TrimmedError(path=self._options.path, wanted=low, first=trimmed + 1)
             low = trimmed + 1
-        return split(low, high, self._options.partitions)
+        return split(low, high, self._options.partitions, journal)
 
     def read(self, partition: InputPartition) -> Iterator[Batch]:
         """Read the rows of one range; runs on a worker."""
@@ -235,4 +244,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing to close: a connection lives for one query."""
 
     def _bounds(self) -> Bounds:
-        return bounds_of(self._options.path, self._options.table)
+        options = self._options
+        return bounds_of(options.path, options.table, options.codec)
+
+
+def _position(found: Bounds, offset: int) -> dict[str, Any]:
+    """An offset of a stream, with the journal that it belongs to."""
+    return {"offset": offset, "journal": found.journal}

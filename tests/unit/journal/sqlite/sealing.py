@@ -53,6 +53,12 @@ class Sealing:
         return bytes(one ^ other for one, other in zip(content, stream, strict=False))
 
 
+sealing: Final = Sealing()
+other: Final = Sealing(b"other")
+CODEC: Final = f"{__name__}:sealing"
+"""Where Spark's workers find it."""
+
+
 def _delivery_checksum(*values: Any) -> int:
     offset, handler, time, attempt, message_id, word, wait, run, error = values
     outcome = Outcome(word)

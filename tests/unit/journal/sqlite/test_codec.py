@@ -130,8 +130,8 @@ async def test_a_codec_is_told_where_bytes_belong(path: Path) -> None:
         '["pending.error", "orders", 1, 1]',
         '["pending.body", "letters", 1, 1, "d0", "shop.OrderPlaced", 1]',
         '["pending.error", "letters", 1, 1]',
-        '["letters.reason", "letters", 1, "ValueError", "", 1700000000.0, 1700000001.0, "", "letters", '
-        '"", null, 0, 2, null, "dead", 0, ""]',
+        '["letters.reason", "letters", 1, "ValueError", "", 1700000000.0, 1700000001.0, "", '
+        '"letters", "", null, 0, 2, null, "dead", 0, ""]',
         '["deliveries.error", 1, "m0", "orders", 1, 1700000000.0]',
         '["results.body", "m0"]',
         '["results.error", "f0"]',
