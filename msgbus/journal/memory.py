@@ -16,6 +16,7 @@ from itertools import islice, takewhile
 from math import inf
 from operator import attrgetter
 from typing import Final, Self, TypeAlias, final
+from uuid import uuid4
 
 from anyio import lowlevel
 
@@ -66,6 +67,7 @@ class MemoryJournal(MemoryQuestions):
 
     def __init__(self, *, clock: Clock | None = None, member_ttl: float | None = None) -> None:
         super().__init__(clock or SystemClock())
+        self.id: Final = uuid4().hex
         self.promises: Final = Promises(dedupe_window=None, failover=0.5, is_ordered=True)
         self.member_ttl = member_ttl
         self.begin(nullcontext)

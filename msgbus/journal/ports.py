@@ -106,6 +106,11 @@ class Log(Protocol):
     """An append-only log, and the commit. Offsets begin at 1, grow, and are never used again."""
 
     @property
+    def id(self) -> str:
+        """What tells it from other journals, for ever; a backup has the same."""
+        ...
+
+    @property
     def promises(self) -> Promises:
         """What a commit has reached when it returns."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -180,14 +181,15 @@ def test_what_was_trimmed_before_it_was_read_stops_a_stream_unless_told_otherwis
     assert offsets_of(stream.out()) == numbers(1, 200) + numbers(261, 300)
 
 
-def test_a_checkpoint_of_a_longer_journal_is_refused(
-    pipe: Pipeline, spark: SparkSession, tmp_path: Path
+def test_a_checkpoint_of_another_journal_is_refused(
+    pipe: Pipeline, path: Path, spark: SparkSession, tmp_path: Path
 ) -> None:
+    copy = shutil.copy(path, tmp_path / "copy.db")
+    append(path, [make_record(1)])
     Stream(pipe, tmp_path).run()
     append(tmp_path / "other.db", [make_record(1)])
-    other = pipeline.open(str(tmp_path / "other.db"), spark)
 
-    with pytest.raises(
-        StreamingQueryException, match=r"read up to offset 200, but the journal .* at 1:"
-    ):
-        Stream(other, tmp_path).run()
+    refusals = {copy: r"read up to offset 201, but .* at 200:", tmp_path / "other.db": "replaced"}
+    for file, says in refusals.items():
+        with pytest.raises(StreamingQueryException, match=says):
+            Stream(pipeline.open(str(file), spark), tmp_path).run()

@@ -36,7 +36,7 @@ from msgbus.journal.sqlite.readers import ChangeDetector, Readers
 from msgbus.journal.sqlite.reads import Source
 from msgbus.journal.sqlite.reserve import DEFAULT_SIZE, Reserve
 from msgbus.journal.sqlite.retention import Retainer, Trimming, checkpoint
-from msgbus.journal.sqlite.schema import open_writer
+from msgbus.journal.sqlite.schema import open_writer, read_meta
 from msgbus.journal.sqlite.store import Store
 from msgbus.journal.sqlite.transactions import WriteTransaction
 from msgbus.journal.sqlite.verify import verify
@@ -137,6 +137,8 @@ class SqliteJournal:
         options = parse_options(text, _OPTIONS, str(url))
         lock_timeout = options.get("lock_timeout", lock_timeout)
         is_memory = path == MEMORY
+        if not is_memory:
+            path = os.path.abspath(path)  # noqa: PTH100 (a string; the working folder may change)
         self.path = path
         self.member_ttl: float | None = options.get("member_ttl", member_ttl)
         self._retention = _retention(options) or retention or Retention()
@@ -144,7 +146,7 @@ class SqliteJournal:
         self._clock = clock or SystemClock()
         self._connect = partial(_connect, path, lock_timeout)
         self._source = Source(path, codec)
-        self._readers = None if is_memory else Readers(path, lock_timeout, _connect)
+        self._readers: Readers | None = None
         self._detector: ChangeDetector | None = None
         self._is_closed = False
         with ExitStack() as opened, translated(path):
@@ -159,14 +161,18 @@ class SqliteJournal:
                 )
             )
             opened.callback(self._connection.close)
+            self.id: Final = read_meta(self._connection, "journal_id")
             steps = JournalSteps(Store(self._connection, self._source))
             self._tail = steps.store.transaction.tail
             self._limit_log(steps.store.transaction)
             if not is_memory:
+                place = steps.store.transaction.place
+                self._readers = Readers(place, path, lock_timeout, _connect)
                 reader = open_reader(path, 0.0, _connect)
                 self._detector = ChangeDetector(
                     reader,
                     self._source,
+                    place,
                     lambda: steps.store.transaction.commits,
                     lambda: self._writer.look_for_others(),  # noqa: PLW0108 (made below)
                 )

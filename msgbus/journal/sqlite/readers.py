@@ -14,6 +14,7 @@ import anyio.to_thread
 from msgbus.journal.sqlite.faults import closed, is_undecodable, translated
 from msgbus.journal.sqlite.files import Connect, open_reader
 from msgbus.journal.sqlite.reads import Source, TableReader
+from msgbus.journal.sqlite.transactions import FilePlace
 
 T = TypeVar("T")
 
@@ -43,7 +44,10 @@ def snapshot(connection: sqlite3.Connection, function: Callable[[sqlite3.Connect
 class Readers:
     """A small pool; readers never wait for the writer, nor the writer for them."""
 
-    def __init__(self, path: str, lock_timeout: float, connect: Connect, *, most: int = 4) -> None:
+    def __init__(
+        self, place: FilePlace, path: str, lock_timeout: float, connect: Connect, *, most: int = 4
+    ) -> None:
+        self._place = place
         self._path = path
         self._lock_timeout = lock_timeout
         self._connect = connect
@@ -63,15 +67,20 @@ class Readers:
         )
 
     def run_now(self, function: Callable[[sqlite3.Connection], T], in_snapshot: bool = True) -> T:
-        """The same in the caller's own thread."""
+        """The same in the caller's own thread.
+
+        Raises:
+            JournalError: The file was moved, deleted, replaced or emptied.
+        """
         connection = self._take()
         try:
             with translated(self._path):
-                if not in_snapshot:
-                    return function(connection)
-                return snapshot(connection, function)
+                found = function(connection) if not in_snapshot else snapshot(connection, function)
         finally:
             self._give_back(connection)
+        if not self._is_closed:
+            self._place.check()  # all connections, whenever they were opened, read one file
+        return found
 
     def run_alone(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """The same on a connection of its own, also after the end."""
@@ -88,6 +97,7 @@ class Readers:
         with self._guard:
             if self._is_closed:
                 raise closed(self._path)
+            self._place.check()  # SQLite would make a new file
             if self._idle:
                 return self._idle.pop()
         return open_reader(self._path, self._lock_timeout, self._connect)
@@ -119,6 +129,7 @@ class ChangeDetector:
     Args:
         connection: A connection of its own.
         source: The file.
+        place: Where it is.
         own: Returns the number of commits of this process.
         ask_writer: Lets the writer look for commits of others.
     """
@@ -127,11 +138,14 @@ class ChangeDetector:
         self,
         connection: sqlite3.Connection,
         source: Source,
+        place: FilePlace,
         own: Callable[[], int],
         ask_writer: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._reader = TableReader(connection, source)
+        self._place = place
+        self._is_closed = False
         self._own = own
         self._ask_writer = ask_writer
         self._seen = -1
@@ -139,8 +153,14 @@ class ChangeDetector:
         self._guard = threading.Lock()
 
     def __call__(self) -> int | None:
-        """Return the head if another process has committed since the last call."""
+        """Return the head if another process has committed since the last call.
+
+        Raises:
+            JournalError: The file was moved, deleted, replaced or emptied: there will be no news.
+        """
         with self._guard:
+            if not self._is_closed:
+                self._place.check()
             try:
                 version = data_version(self._connection)
                 if version == self._seen:
@@ -159,6 +179,7 @@ class ChangeDetector:
     def close(self) -> None:
         """Release the connection."""
         with self._guard:
+            self._is_closed = True
             self._connection.close()
 
 

@@ -72,13 +72,13 @@ class WriteTransaction:
         """Whether what was refused is undone."""
         self._saw_others = False
         self._path = source.path
-        self._place = FilePlace(source.path)
         self.reserve: Reserve | None = None
         """What to leave on the disk; asked before the file outgrows it."""
         (self.page_size,) = connection.execute("PRAGMA page_size").fetchone()
         self._used_pages = 0
         self._look_for_others()
         self._saw_others = False
+        self.place = FilePlace(source.path)
 
     def begin(self, *, is_feeding: bool) -> None:
         """Begin, with the sole right to write from the first moment on."""
@@ -107,8 +107,9 @@ class WriteTransaction:
         """End it; when this returns, the disk has it, in the file of this path.
 
         Raises:
-            JournalError: The file was moved, deleted or replaced; or a part of this that was
-                refused could not be undone.
+            JournalError: The file was moved, deleted, replaced or emptied, and nothing is written,
+                unless that happened in this very moment; or a part of this that was refused
+                could not be undone.
             JournalFullError: The disk could not hold the file and its log.
         """
         if not self._is_whole:
@@ -119,12 +120,13 @@ class WriteTransaction:
             (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
             (free,) = self.connection.execute("PRAGMA freelist_count").fetchone()
             used, size = pages - free, self.page_size
-            if pages * size > self._place.size + reserve.held:
+            if pages * size > self.place.size + reserve.held:
                 reserve.require_room(pages * size, (used - self._used_pages) * size)
+        self.place.check()
         self.connection.execute("COMMIT")
         self.commits += 1
         self._used_pages = used
-        self._place.check()
+        self.place.check(is_written=True)
         self._is_known = True
         if self.appended:
             self.tail.add(self.appended, self.appended_size)
@@ -235,40 +237,53 @@ def inserting(table: str, columns: str, verb: str = "INSERT") -> MultiRow:
 
 @final
 class FilePlace:
-    """Remembers which files a path names: SQLite goes on with those it has opened."""
+    """Remembers which files a path names: SQLite goes on with those it has opened.
+
+    It may be asked on any thread.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        paths = () if path == MEMORY else (path, f"{path}-wal")
+        # Those beside it are named by SQLite after the file itself, whatever link leads to it.
+        real = os.path.realpath(path)
+        paths = () if path == MEMORY else (path, f"{real}-wal", f"{real}-shm")
         self._files: dict[str, tuple[int, int] | None] = dict.fromkeys(paths)
         self.size = 0
         """Bytes of the file, without its log."""
+        self._is_lost = False
+        """Something was written to a file that is not in its place: nobody will find it."""
         self.check()
 
-    def check(self) -> None:
-        """Look again.
+    def check(self, *, is_written: bool = False) -> None:
+        """Look again; as often as something is written, so in one piece.
+
+        Args:
+            is_written: Whether a commit has just ended, which is lost if it is in no file here.
 
         Raises:
-            JournalError: The path names no file, or another one.
+            JournalError: The path names no file, another one, or one that is empty.
         """
+        found: tuple[int, int] | None
         for path, known in self._files.items():
             try:
                 status = os.stat(path)  # noqa: PTH116 (twice a commit)
                 found = status.st_dev, status.st_ino
                 if path == self._path:
                     self.size = status.st_size
+                    if not self.size:
+                        found = None
             except OSError:
                 found = None
-            if found == known:
-                continue
-            if known is not None:
+            if found is not None and known is None:
+                self._files[path] = found  # the log is made by the first commit
+            elif found != known or self._is_lost:
+                self._is_lost = self._is_lost or is_written
                 message = (
-                    f"The file {path} was moved, deleted or replaced while the journal was open: "
-                    f"what was just written is not in it. Stop all processes that use the "
-                    f"journal, put the file back, and open it again."
+                    f"The file {path} was moved, deleted, replaced or emptied while the journal "
+                    f"was open. Stop all processes that use the journal, put the file back, and "
+                    f"open it again."
                 )
                 raise JournalError(message, path=self._path)
-            self._files[path] = found  # the log is made by the first commit
 
 
 @final

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ async def test_every_call_on_a_full_disk_ends_in_a_value_or_an_error(disk: Disk)
         await shop.fill()
         assert isinstance(await ended(bus.settled), JournalFullError | None)
         for number in range(200):  # ten times what the buffer of records holds
-            found = await ended(lambda number=number: bus.call(Pack(number=number)))
+            found = await ended(partial(bus.call, Pack(number=number)))
             assert found == number
         disk.free()
         await shop.publish(5)

@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
         DeliveryRecord(f"m{n}", "ship", 1, Outcome.FAILED, 0.5, 0.1, TIME + n, f"E: {n}", n + 1)
         for n in range(4)
     ]
-    operations = [*map(Append, records), *map(Note, deliveries)]
+    operations: list[Any] = [*map(Append, records), *map(Note, deliveries)]
     with_journal(path, lambda journal: journal.commit(operations), codec=sealing)
     return path
 

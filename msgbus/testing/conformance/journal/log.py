@@ -32,6 +32,11 @@ class LogTests(JournalSuite):
         async with self.opened() as journal:
             assert missing_members(journal, Journal) == []
 
+    async def test_it_has_an_id_that_no_other_journal_has(self) -> None:
+        async with self.both() as (journal, beside), self.opened() as other:
+            assert journal.id
+            assert journal.id == beside.id != other.id
+
     async def test_it_says_what_a_commit_promises(self) -> None:
         async with self.opened() as journal:
             assert journal.promises.failover >= 0

@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from msgbus.errors import (
-    JournalClosedError,
-    JournalError,
-)
+from msgbus.errors import JournalClosedError
 from msgbus.journal.operations import Append, Drop
 from msgbus.journal.ports import Journal
 from msgbus.journal.records import DELAYED, State
@@ -60,14 +55,14 @@ async def test_numbers_of_delayed_events_are_not_used_again(path: Path) -> None:
     assert numbers == [1, 2, 3]
 
 
-async def test_each_file_has_an_id_of_its_own(tmp_path: Path) -> None:
-    ids: set[str] = set()
-    for name in ("a.db", "b.db"):
-        await SqliteJournal(tmp_path / name).close()
-        query = "SELECT value FROM msgbus_meta WHERE key = 'journal_id'"
-        ids.add(sql(tmp_path / name, query)[0][0])
-
-    assert len(ids) == 2
+async def test_a_file_keeps_its_id_and_a_backup_has_it(tmp_path: Path) -> None:
+    async with SqliteJournal(tmp_path / "a.db", reserve=0) as journal:
+        await journal.backup(tmp_path / "b.db")
+    async with (
+        SqliteJournal(tmp_path / "a.db", reserve=0) as again,
+        SqliteJournal(tmp_path / "b.db", reserve=0) as backup,
+    ):
+        assert journal.id == again.id == backup.id
 
 
 async def test_a_closed_journal_refuses_everything(path: Path) -> None:
@@ -82,30 +77,6 @@ async def test_a_closed_journal_refuses_everything(path: Path) -> None:
         await journal.head()
     with pytest.raises(JournalClosedError):
         await journal.changed(-1)
-
-
-def take_away(path: Path, deed: str) -> None:
-    if deed == "move":
-        path.rename(path.with_name("moved.db"))
-    elif deed == "delete the log":
-        path.with_name(f"{path.name}-wal").unlink()
-    else:
-        path.unlink()
-    if deed == "replace":
-        with closing(sqlite3.connect(path)) as another:
-            another.execute("CREATE TABLE other (id)")
-
-
-@pytest.mark.parametrize("deed", ["move", "delete", "replace", "delete the log"])
-async def test_a_file_that_is_gone_fails_the_next_commit(path: Path, deed: str) -> None:
-    journal = SqliteJournal(path)
-    await fill(journal, 1)
-    take_away(path, deed)
-
-    with pytest.raises(JournalError, match="moved, deleted or replaced"):
-        await fill(journal, 1)
-
-    await journal.close()
 
 
 async def test_a_database_in_memory_works_on_one_connection() -> None:
