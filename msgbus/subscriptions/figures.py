@@ -121,8 +121,10 @@ def position_of(state: SubscriptionState, cursors: Sequence[Cursor]) -> int:
     if isinstance(state, PartitionedState) and state.owned:
         return min(one.looked for one in state.owned.values())
     stored = min((cursor.acked for cursor in cursors), default=0)
-    if isinstance(state, SharedState):
-        return state.head if state.is_queue else state.feed.claimed or stored
+    if isinstance(state, SharedState) and state.is_queue:
+        return state.head
+    if isinstance(state, SharedState) and state.feed.claimed is not None:
+        return state.feed.claimed
     return stored
 
 
@@ -143,6 +145,6 @@ def acked_of(state: SubscriptionState, cursors: Sequence[Cursor]) -> tuple[int, 
         return min((acked, *ahead)), min(one.cursor.acked for one in owned)
     stored = min((cursor.acked for cursor in cursors), default=0)
     if isinstance(state, SharedState):
-        stored = state.feed.claimed or stored
+        stored = stored if state.feed.claimed is None else state.feed.claimed
         return min((one.offset - 1 for one in state.in_flight), default=stored), stored
     return stored, stored

@@ -207,12 +207,17 @@ class SharedLoop(SubscriptionLoop[SharedState]):
         self._is_full = len(claims) == room
         if self._rules.is_once and claims:
             # In one commit, instead of one for each before it begins.
-            await self.journal.commit([Drop(claim.row) for claim in claims], self.member)
-            for one in state.admit_claims(claims):
-                one.row, one.is_acked_first = None, True
+            state.acking = claims
+            try:
+                await self.journal.commit([Drop(claim.row) for claim in claims], self.member)
+                for one in state.admit_claims(claims):
+                    one.row, one.is_acked_first = None, True
+            finally:
+                state.acking = ()
         else:
             state.admit_claims(claims)
-        state.feed.claimed = max((*(claim.row.offset for claim in claims), state.feed.claimed))
+        claimed = [claim.row.offset for claim in claims]
+        state.feed.claimed = max((*claimed, state.feed.claimed or 0))
         self.start_workers()
         return bool(claims)
 

@@ -33,6 +33,8 @@ class SharedState(SubscriptionState):
         self._claimed: list[Claim] = []
         self._has_missed = False
         """The last commit made rows of this queue that were not claimed here."""
+        self.acking: Sequence[Claim] = ()
+        """Claims that are acknowledged before they are handed out."""
         self.feed = SharedFeed(self)
 
     def begin(self, member: Member) -> None:
@@ -40,6 +42,12 @@ class SharedState(SubscriptionState):
         with self.lock:
             super().begin(member)
             self.feed.forget()
+
+    def has_in_flight(self, upto: int) -> bool:
+        """Tell whether a message up to an offset is in flight here."""
+        with self.lock:
+            is_acking = any(claim.row.offset <= upto for claim in self.acking)
+            return is_acking or super().has_in_flight(upto)
 
     def resize(self, max_in_flight: int) -> None:
         """Let another number of deliveries run at the same time."""
@@ -137,7 +145,7 @@ class SharedFeed:
         """As it is stored, as far as this process knows."""
         self._looked = 0
         """Nothing up to here is left to claim."""
-        self.claimed = 0
+        self.claimed: int | None = None
         """The highest offset known to be claimed, here or by others: for `progress()`."""
         self._feeding: tuple[list[Claim], Cursor, int] | None = None
         self._has_missed = False
