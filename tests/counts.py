@@ -46,6 +46,7 @@ FLIPPED_BITS: Final = count(60, 1_000)
 CUT_FILES: Final = count(20, 200)
 DAMAGED_LOGS: Final = count(25, 300)
 STORED_CLASSES: Final = count(100, 10_000)
+RETENTION_SEEDS: Final = count(3, 300)
 
 # subscriptions
 MEMBER_KILLS: Final = count(3, 50)  # a mode

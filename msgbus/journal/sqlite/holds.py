@@ -8,12 +8,9 @@ from typing import Final, final
 from msgbus.journal.records import Cursor
 from msgbus.journal.reports import Retention
 from msgbus.journal.sqlite.questions import QuestionReader
-from msgbus.journal.sqlite.reads import SKIPPED
-from msgbus.journal.sqlite.schema import read_meta, write_meta
+from msgbus.journal.sqlite.reads import SKIPPED, WARNED
+from msgbus.journal.sqlite.schema import write_meta
 from msgbus.telemetry.logging import log
-
-WARNED: Final = "overdue:"
-"""With the name of a subscription: since when it is known to hold back more than it may."""
 
 _WARNED: Final = "SELECT key FROM msgbus_meta WHERE key >= ? AND key < ?"
 _FORGET: Final = "DELETE FROM msgbus_meta WHERE key = ?"
@@ -73,10 +70,11 @@ class Holds:
                 connection.execute(_FORGET, (key,))
         served = {name for member in reader.members() for name in member.serves}
         for name in sorted(self.overdue):
-            if (WARNED + name,) not in known:
+            since = reader.note(WARNED + name)
+            if since is None:
                 write_meta(connection, WARNED + name, repr(self._now))
                 self._warnings += (self._warning(name, lowest[name], unheld, name in served),)
-            elif self._may_skip(float(read_meta(connection, WARNED + name))):
+            elif self._may_skip(float(since)):
                 self._skips |= {name}
 
     def _may_skip(self, since: float) -> bool:

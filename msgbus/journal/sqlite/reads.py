@@ -30,6 +30,7 @@ from msgbus.journal.sqlite.columns import (
     MEMBER,
     PENDING,
     RESULT,
+    checksum,
     number,
     read_cursor,
     read_instance,
@@ -83,7 +84,10 @@ _DAMAGED: Final = (
 SKIPPED: Final = "skipped:"
 """Before the name of a subscription: key of the number of messages removed before it had them."""
 
-_SKIPPED: Final = "SELECT value, crc FROM msgbus_meta WHERE key = ?"
+WARNED: Final = "overdue:"
+"""The same: key of the time since when it is known to hold back more than it may."""
+
+_NOTE: Final = "SELECT value, crc FROM msgbus_meta WHERE key = ?"
 _HELD: Final = """
 WITH RECURSIVE found (key) AS (
     SELECT (SELECT min(key) FROM msgbus_pending INDEXED BY msgbus_pending_key
@@ -413,8 +417,12 @@ class TableReader:
 
     def skipped(self, name: str) -> int:
         """Return how many messages were removed before a subscription was given them, at most."""
-        row = self._first(_SKIPPED, SKIPPED + name)
-        return 0 if row is None else int(meta_value(SKIPPED + name, *row))
+        return int(self.note(SKIPPED + name) or 0)
+
+    def note(self, key: str) -> str | None:
+        """Return what a trim has noted of a subscription; `None` if nothing, or it is damaged."""
+        value, crc = self._first(_NOTE, key) or (None, None)
+        return str(value) if value is not None and checksum(key, value) == crc else None
 
     def due_rows(
         self,

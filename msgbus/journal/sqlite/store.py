@@ -48,7 +48,7 @@ from msgbus.journal.sqlite.messages import (
     message_row,
 )
 from msgbus.journal.sqlite.pending import PendingRows
-from msgbus.journal.sqlite.reads import Source
+from msgbus.journal.sqlite.reads import SKIPPED, WARNED, Source
 from msgbus.journal.sqlite.schema import read_meta, write_meta
 from msgbus.journal.sqlite.transactions import NotAtOnce, WriteTransaction, each, inserting
 
@@ -285,6 +285,8 @@ class Store:
         for column in ("letters WHERE subscription", "pending WHERE subscription"):
             self._connection.execute(f"DELETE FROM msgbus_{column} = ?", remove)  # noqa: S608
         self._connection.execute("DELETE FROM msgbus_subscriptions WHERE name = ?", remove)
+        notes = (WARNED + remove.name, SKIPPED + remove.name)
+        self._connection.execute("DELETE FROM msgbus_meta WHERE key IN (?, ?)", notes)
 
     # -- deliveries, results and instances -----------------------------------------------------
 

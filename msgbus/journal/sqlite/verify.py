@@ -200,7 +200,8 @@ def _schema(reader: QuestionReader) -> Iterator[str]:
 
 
 def _meta(reader: QuestionReader) -> Iterator[str]:
-    for key in META:
+    found = reader.connection.execute("SELECT key FROM msgbus_meta").fetchall()
+    for key in dict.fromkeys((*META, *(key for (key,) in found))):
         try:
             read_meta(reader.connection, key)
         except sqlite3.DatabaseError as error:
