@@ -42,6 +42,7 @@ JOURNAL_SEEDS: Final = seeds(1, 5)
 JOURNAL_KILLS: Final = count(6, 20)  # a seed
 POWER_CUTS: Final = count(40, 500)  # dropped and torn, each
 FULL_DISKS: Final = seeds(2, 20)
+FORKS: Final = count(17, 100)  # on each event loop
 FLIPPED_BITS: Final = count(60, 1_000)
 CUT_FILES: Final = count(20, 200)
 DAMAGED_LOGS: Final = count(25, 300)

@@ -339,6 +339,7 @@ class MessageBus(
         """
         state = self._state
         state.refuse_inside_handler("bus.stop()")
+        state.require_not_forked("stop")
         if state.bound_runtime is not None and state.bound_runtime.has_ended():
             state.bound_runtime = None  # its own loop can no longer stop it
         state.require_own_loop("stop")

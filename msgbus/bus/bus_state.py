@@ -22,6 +22,7 @@ from msgbus.messages.frame import Frame, context_of, frame_handling
 from msgbus.messages.message import Message, SystemEvent, ids_of, metadata_of
 from msgbus.messages.system_events import EventHandlerFailedEvent
 from msgbus.middleware.chain import MiddlewareEntry, Per, batch_faults, build_chain, with_timeout
+from msgbus.runtime.forks import tell_after_fork
 from msgbus.runtime.threads import ThreadPool
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -95,6 +96,14 @@ class BusState(Quiescence):
         self.unstarted: list[BoundedEventQueue] | None = None
         """Queues with events published before the first start."""
         registry.watch(self.refresh)
+        tell_after_fork(self)
+
+    def forked(self) -> None:
+        """Refuse everything from now on, if it was started: that is the parent's bus."""
+        if self.bound_runtime is not None:
+            self.is_forked, self.accepting = True, False
+            self.runtime, self.phase = None, Phase.STOPPED
+            self.refresh()
 
     # -- plans ---------------------------------------------------------------------------
 

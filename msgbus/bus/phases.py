@@ -38,6 +38,8 @@ class RunGuards:
         self.bound_runtime: Runtime | None = None
         """The same, from the beginning of a start to the end of a stop."""
         self.phase = Phase.NEW
+        self.is_forked = False
+        """Whether it was started before this process was forked: it is the parent's."""
         self.accepting = True
         """Whether calls from outside handlers are accepted: before and while it runs. Afterwards
         no plan is kept, so that every call takes the slow path, which checks its origin."""
@@ -55,7 +57,7 @@ class RunGuards:
         """
         if self.runtime is None:
             if self.phase is Phase.STOPPED:
-                raise _has_stopped("use")
+                raise self._has_stopped("use")
             message = "This bus is not started. Use `async with bus:` or `await bus.start()`."
             raise BusNotStartedError(message)
         return self.runtime
@@ -75,7 +77,7 @@ class RunGuards:
                 return
             message = f"Cannot {what} this bus: it is stopping, and takes work only from handlers."
             raise BusClosedError(message)
-        raise _has_stopped(what)
+        raise self._has_stopped(what)
 
     def require_own_thread(self, what: str) -> None:
         """Raise if the bus runs on another thread's event loop than the caller.
@@ -85,9 +87,19 @@ class RunGuards:
         Raises:
             ForeignLoopError: The caller is on another thread.
         """
+        self.require_not_forked(what)
         bound = self.bound_runtime
         if bound is not None and bound.thread_id != get_ident():
             raise self._foreign(what)
+
+    def require_not_forked(self, what: str) -> None:
+        """Raise in the child of the process that has started the bus.
+
+        Raises:
+            BusClosedError: So it is.
+        """
+        if self.is_forked:
+            raise self._has_stopped(what)
 
     def require_own_loop(self, what: str) -> None:
         """Raise if the bus runs on another event loop than the caller's; slower than by thread.
@@ -96,6 +108,7 @@ class RunGuards:
             ForeignLoopError: The bus runs on another event loop than the caller, or did so
                 when that loop ended.
         """
+        self.require_not_forked(what)
         if self.bound_runtime is not None and not self.bound_runtime.is_running_here():
             raise self._foreign(what)
 
@@ -135,7 +148,15 @@ class RunGuards:
             )
             raise InsideHandlerError(message)
 
-
-def _has_stopped(what: str) -> BusClosedError:
-    message = f"Cannot {what} this bus: it has stopped. Start it again with `await bus.start()`."
-    return BusClosedError(message)
+    def _has_stopped(self, what: str) -> BusClosedError:
+        if self.is_forked:
+            message = (
+                f"Cannot {what} this bus: it was started before this process was forked, and its "
+                f"handlers run in the parent. Start a bus after the fork, and only then, or start "
+                f"processes by 'spawn'."
+            )
+            return BusClosedError(message)
+        message = (
+            f"Cannot {what} this bus: it has stopped. Start it again with `await bus.start()`."
+        )
+        return BusClosedError(message)

@@ -83,6 +83,7 @@ class BusPortal:
         Raises:
             BusStateError: Called on that loop's own thread, which would wait for itself.
         """
+        self._state.require_not_forked("call")
         # Once the bus has stopped, its last loop raises or ends a stream; the next start may be
         # on another loop.
         self._runtime = self._state.runtime or self._runtime

@@ -79,6 +79,16 @@ def closed(path: str) -> JournalClosedError:
     return JournalClosedError(f"The journal {path} is closed. Open it again.", path=path)
 
 
+def forked(path: str) -> JournalClosedError:
+    """The error for use in a process that was forked."""
+    message = (
+        f"The journal {path} was opened before this process was forked, and cannot be used here: "
+        f"its threads and locks are the parent's. Open it after the fork, and only then, or start "
+        f"processes by 'spawn'."
+    )
+    return JournalClosedError(message, path=path)
+
+
 def is_undecodable(error: sqlite3.Error) -> bool:
     """Whether text in the file is no text: damage that SQLite itself does not see."""
     return _NOT_TEXT in str(error)

@@ -10,7 +10,8 @@ from typing import Final, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from msgbus.errors import JournalOpenError, JournalReadOnlyError
-from msgbus.journal.sqlite.faults import translated
+from msgbus.journal.sqlite.faults import forked, translated
+from msgbus.runtime.forks import tell_after_fork
 
 MEMORY: Final = ":memory:"
 SCHEME: Final = "sqlite://"
@@ -43,15 +44,61 @@ def parse_url(url: str) -> tuple[str, dict[str, str]]:
     return path, dict(parse_qsl(parts.query))
 
 
+_inherited: Final[set[tuple[int, int]]] = set()
+"""Files that were open when this process was forked.
+
+SQLite keeps what it knows of locks by file and not by connection: a new connection would believe
+that it has those of the parent.
+"""
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+class FileConnection(sqlite3.Connection):
+    """A connection that is not used in a forked process."""
+
+    path = ""
+    """The file."""
+
+    def forked(self) -> None:
+        """Keep it open for ever: to close it here could damage what the parent has open."""
+        import ctypes  # only here: it takes a while
+
+        try:
+            _ = self.in_transaction
+        except sqlite3.ProgrammingError:
+            return  # it was closed before
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+        identity = _identity(self.path)
+        if identity is not None:
+            _inherited.add(identity)
+
+
 def connect(path: str, lock_timeout: float) -> sqlite3.Connection:
-    """A plain connection; whoever uses it sees to it that only one thread does at a time."""
-    return sqlite3.connect(
+    """A plain connection; whoever uses it sees to it that only one thread does at a time.
+
+    Raises:
+        JournalClosedError: It was open when this process was forked.
+    """
+    if _inherited and _identity(path) in _inherited:
+        raise forked(path)
+    connection = sqlite3.connect(
         path,
         timeout=lock_timeout,
         isolation_level=None,
         check_same_thread=False,
+        factory=FileConnection,
         cached_statements=256,
     )
+    connection.path = path
+    tell_after_fork(connection)
+    return connection
 
 
 def check_place(path: str) -> None:

@@ -23,7 +23,7 @@ from msgbus.journal.records import Appended, Member, Pending, Promises, Selectio
 from msgbus.journal.reports import Retention, TrimReport
 from msgbus.journal.sqlite import letter_reads, upkeep
 from msgbus.journal.sqlite.claims import JoinedMember, JournalSteps
-from msgbus.journal.sqlite.faults import closed, translated
+from msgbus.journal.sqlite.faults import closed, forked, translated
 from msgbus.journal.sqlite.files import (
     MEMORY,
     Connect,
@@ -43,6 +43,7 @@ from msgbus.journal.sqlite.verify import verify
 from msgbus.journal.sqlite.writer import CommitWriter
 from msgbus.journal.watch import Watch
 from msgbus.runtime.clock import Clock, SystemClock
+from msgbus.runtime.forks import tell_after_fork
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
@@ -149,6 +150,7 @@ class SqliteJournal:
         self._readers: Readers | None = None
         self._detector: ChangeDetector | None = None
         self._is_closed = False
+        self._closed_by = closed
         with ExitStack() as opened, translated(path):
             self._connection = self._open_writer(
                 partial(
@@ -183,6 +185,14 @@ class SqliteJournal:
             opened.pop_all()  # from here on `close` sees to it
         self._writer = CommitWriter(steps, retainer, self._watch.tell)
         self._reserve.fill()
+        tell_after_fork(self)
+
+    def forked(self) -> None:
+        """Refuse everything from now on, in the child of a process that was forked."""
+        self._is_closed, self._closed_by = True, forked
+        self._writer.forked()
+        if self._readers is not None:
+            self._readers.forked()
 
     def _open_writer(self, make: Callable[[], sqlite3.Connection]) -> sqlite3.Connection:
         """Open the connection that writes, on a full disk with the space of the reserve."""
@@ -281,7 +291,7 @@ class SqliteJournal:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise closed(self.path)
+            raise self._closed_by(self.path)
 
     async def close(self) -> None:
         """Write what has arrived, end the thread and close the file; may be called again."""
@@ -435,6 +445,7 @@ class SqliteJournal:
         Raises:
             CursorError: A cursor is damaged: nobody knows what its subscription needs.
         """
+        self._require_open()
         wanted = self._retention if retention is None else retention
         trimming, has_more = Trimming(wanted, before, self._clock.time()), True
         try:

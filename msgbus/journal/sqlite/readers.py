@@ -11,7 +11,7 @@ from typing import TypeVar, final
 import anyio
 import anyio.to_thread
 
-from msgbus.journal.sqlite.faults import closed, is_undecodable, translated
+from msgbus.journal.sqlite.faults import closed, forked, is_undecodable, translated
 from msgbus.journal.sqlite.files import Connect, open_reader
 from msgbus.journal.sqlite.reads import Source, TableReader
 from msgbus.journal.sqlite.transactions import FilePlace
@@ -55,6 +55,13 @@ class Readers:
         self._idle: list[sqlite3.Connection] = []
         self._guard = threading.Lock()
         self._is_closed = False
+        self._closed_by = closed
+        """Makes the error for what comes later."""
+
+    def forked(self) -> None:
+        """Refuse everything from now on: the connections are the parent's."""
+        self._is_closed, self._closed_by = True, forked
+        self._guard, self._idle = threading.Lock(), []
 
     async def run(
         self, function: Callable[[sqlite3.Connection], T], *, in_snapshot: bool = True
@@ -96,7 +103,7 @@ class Readers:
     def _take(self) -> sqlite3.Connection:
         with self._guard:
             if self._is_closed:
-                raise closed(self._path)
+                raise self._closed_by(self._path)
             self._place.check()  # SQLite would make a new file
             if self._idle:
                 return self._idle.pop()

@@ -16,7 +16,7 @@ from msgbus.journal.operations import Append, Operation, Pass
 from msgbus.journal.ports import CommitParticipant
 from msgbus.journal.records import Member
 from msgbus.journal.sqlite.claims import JournalSteps, Renewals
-from msgbus.journal.sqlite.faults import closed, is_the_file, is_undecodable, translate
+from msgbus.journal.sqlite.faults import closed, forked, is_the_file, is_undecodable, translate
 from msgbus.journal.sqlite.files import MEMORY
 from msgbus.journal.sqlite.readers import lenient
 from msgbus.journal.sqlite.retention import Retainer, checkpoint
@@ -371,6 +371,8 @@ class CommitWriter:
         self._here = threading.Lock()
         """Held by the one that writes without the thread."""
         self._is_closed = False
+        self._closed_by = closed
+        """Makes the error for what comes later."""
         self._runtime: Runtime | None = None
 
     # -- on the event loop ---------------------------------------------------------------------
@@ -415,9 +417,15 @@ class CommitWriter:
             raise request.error
         return request.value
 
+    def forked(self) -> None:
+        """Refuse everything from now on: there is no thread in this process."""
+        self._is_closed, self._closed_by = True, forked
+        self._thread, self._arrivals = None, []
+        self._guard, self._bell = threading.Lock(), threading.Lock()  # may be held by nobody
+
     def _start(self) -> None:
         if self._is_closed:
-            raise closed(self._path)
+            raise self._closed_by(self._path)
         # A daemon: a program that forgets to close must still be able to end.
         thread = threading.Thread(target=self._work, name="msgbus journal writer", daemon=True)
         try:

@@ -116,6 +116,13 @@ class LetterBuffer:
         if error is not None:
             raise DeadLetterStoreError(str(error)) from error
 
+    def forked(self) -> None:
+        """Begin anew in the child of a process that was forked: what waits is the parent's."""
+        self._lock = threading.Lock()
+        self._line.clear()
+        self._waiting.clear()
+        self._settled, self._in_flight, self._is_running = self._added, 0, False
+
     def refuse_all(self, reason: str) -> None:
         """Refuse what is in line, and say so."""
         with self._lock:

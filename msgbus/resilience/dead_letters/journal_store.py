@@ -26,6 +26,7 @@ from msgbus.resilience.dead_letters.store import (
 )
 from msgbus.runtime.arguments import missing_members, require_members
 from msgbus.runtime.clock import Clock, SystemClock
+from msgbus.runtime.forks import tell_after_fork
 from msgbus.telemetry.redaction import redact_exception
 
 T = TypeVar("T")
@@ -69,6 +70,7 @@ class JournalDeadLetterStore(BoundedStore):
         self._buffer = LetterBuffer(self._write, self.tell, buffer=buffer, overflow=self.overflow)
         self._letters: JournalLetters | None = None
         self._opening = threading.Lock()
+        tell_after_fork(self)
         self._is_closed = False
         self._size = 0
         """Dead letters, as last counted."""
@@ -77,6 +79,11 @@ class JournalDeadLetterStore(BoundedStore):
         else:
             self._letters = self._letters_of(journal)
             self._find = lambda: cast("Journal", journal)
+
+    def forked(self) -> None:
+        """Begin anew in the child of a process that was forked."""
+        self._opening = threading.Lock()
+        self._buffer.forked()
 
     def add(self, letter: DeadLetterEntry) -> str | None:
         """Hand a letter over to be written; return why not, if it is refused at once."""
