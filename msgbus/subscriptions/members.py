@@ -15,6 +15,7 @@ from msgbus.journal.operations import Drop, Operation, Seek
 from msgbus.journal.ports import CommitParticipant, Journal
 from msgbus.journal.records import Member, Pending, State
 from msgbus.journal.watch import BUSY
+from msgbus.runtime.clock_jumps import ClockJumps
 from msgbus.runtime.event_loop import Runtime, current_runtime
 from msgbus.runtime.periodic import PeriodicTask
 from msgbus.runtime.timeouts import time_limit
@@ -100,6 +101,7 @@ class Membership:
         self._runtime: Runtime | None = None
         self._starting = anyio.Lock()
         self._is_stopping = False
+        self._jumps = ClockJumps(clock)
         self._full: JournalFullError | None = None
         """Why nothing can be acknowledged at the moment."""
         self._surveys = PeriodicTask(
@@ -371,8 +373,11 @@ class Membership:
         else:
             await self._survey()
             head = await self.journal.head()
+            has_jumped = self._jumps.seconds() > 0
             for loop in self._loops:
                 loop.check_stall(head)
+                if has_jumped and loop.state.member is not None:
+                    loop.look()
                 await loop.count_unread()
         return min(self.ttl / 4, SURVEY)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar, final
 from msgbus.bus.durable.command_queue import CommandQueue
 from msgbus.bus.durable.fencing import deliveries_of, guards_of, member_of, owned_deliveries
 from msgbus.bus.durable.handlers import DurableHandlers
-from msgbus.bus.durable.listening import ChangeListener
+from msgbus.bus.durable.listening import ChangeListener, ClockWatch
 from msgbus.bus.durable.publishing import Publisher
 from msgbus.bus.durable.recording import JournalRecorder
 from msgbus.bus.durable.relaying import Relays
@@ -70,6 +70,7 @@ class DurableBus:
         self.tickets = TicketWaiters(self)
         self.commands = CommandQueue(self)
         self._listener = ChangeListener(self, self.scheduler.wake, self.commands.look)
+        self._clock_watch = ClockWatch(self, self._clock_jumped)
         self.relays = Relays(self)
         self._dead_letters = 0
         self._awaited: DurableHandler | None = None
@@ -158,6 +159,12 @@ class DurableBus:
         if self._membership is not None:
             await self._membership.look()
 
+    async def _clock_jumped(self) -> None:
+        """Look for what is due now, though it was not a moment ago."""
+        self.scheduler.wake()
+        self.commands.look()
+        await self.look()
+
     def is_acknowledged(self, message_id: str) -> bool:
         """Tell whether a transaction has acknowledged a message that is being handled."""
         deliveries = deliveries_of(current_frame.get())
@@ -211,6 +218,7 @@ class DurableBus:
         await self.commands.start()
         self.scheduler.open(runtime)
         self._listener.open(runtime)
+        self._clock_watch.open(runtime)
         self.relays.open(runtime)
 
     def require_promise(self, wanted: str | None, who: str) -> None:
@@ -277,6 +285,7 @@ class DurableBus:
         By durable handler, and the queues of delayed events and of commands handled here.
         """
         await self.relays.close()
+        await self._clock_watch.stop()
         await self._listener.stop()
         await self.scheduler.stop()
         self.handlers.ending()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, final
 import anyio
 
 from msgbus.errors import BusClosedError, JournalClosedError
+from msgbus.runtime.clock_jumps import ClockJumps
 from msgbus.runtime.periodic import PeriodicTask
 from msgbus.telemetry.logging import log
 from msgbus.telemetry.redaction import redact_exception
@@ -41,6 +42,35 @@ def journal_task(
         return PAUSE
 
     return PeriodicTask(name, work, hub.state.clock, failed)
+
+
+LOOK: Final = 1.0
+"""Real seconds between two looks whether the wall clock was set."""
+
+
+@final
+class ClockWatch:
+    """Notices that the wall clock has jumped forward: then something may be due.
+
+    Args:
+        hub: Whose clock it is.
+        notify: Called after each jump.
+    """
+
+    def __init__(self, hub: DurableBus, notify: Callable[[], Awaitable[None]]) -> None:
+        self._hub = hub
+        self._notify = notify
+        self._jumps = ClockJumps(hub.state.clock)
+        task = journal_task(hub, "clock", self._look)
+        self.open, self.stop = task.open, task.stop
+
+    async def _look(self) -> float:
+        await anyio.sleep(LOOK)
+        seconds = self._jumps.seconds()
+        if seconds:
+            log.info("clock_jumped", bus=self._hub.state.config.name, seconds=seconds)
+            await self._notify()
+        return 0.0
 
 
 RECOUNT: Final = 1.0
