@@ -60,6 +60,7 @@ class Reserve:
         self.size = size
         self.held = 0
         """Bytes on the disk, as far as this process knows."""
+        self._was_dropped = False
 
     def log_pages(self, page_size: int) -> int:
         """Return the pages of the write-ahead log after which it is moved into the file.
@@ -81,7 +82,8 @@ class Reserve:
             self._unlink()
             return False
         self.held = self.size
-        log.info("journal_reserve_filled", journal=self._path, bytes=self.size)
+        if self._was_dropped:
+            log.info("journal_reserve_filled", journal=self._path, bytes=self.size)
         return True
 
     def _write(self) -> None:
@@ -105,6 +107,7 @@ class Reserve:
         """Give the space back to the disk; whether there was any."""
         if not self.size or not self._unlink():
             return False
+        self._was_dropped = True
         log.warning("journal_reserve_dropped", journal=self._path, bytes=self.size)
         return True
 
