@@ -420,7 +420,7 @@ class CommitWriter:
     def forked(self) -> None:
         """Refuse everything from now on: there is no thread in this process."""
         self._is_closed, self._closed_by = True, forked
-        self._thread, self._arrivals = None, []
+        self._thread, self._arrivals, self._is_asleep = None, [], False
         self._guard, self._bell = threading.Lock(), threading.Lock()  # may be held by nobody
 
     def _start(self) -> None:
