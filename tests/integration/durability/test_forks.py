@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +75,43 @@ def test_children_that_do_not_know_that_they_are_forked_hang(
 
     assert [child["found"] for child in found["children"]] == ["nothing"]
     evidence("control: a forked child that is not told", forks=1, hung=1)
+
+
+AFTER = """
+import os, sys
+import anyio
+from msgbus import Event, MessageBus
+
+class Placed(Event, name="forks.Placed"):
+    number: int
+
+bus = MessageBus(journal=f"sqlite:///{sys.argv[1]}/shop.db?reserve=0")
+handled = []
+
+@bus.on(Placed, durable=False)
+async def handle(event: Placed) -> None:
+    handled.append(event.number)
+
+async def main(first):
+    async with bus:
+        for number in range(first, first + 20):
+            await bus.publish(Placed(number=number))
+        await bus.settled()
+        assert handled == list(range(first, first + 20)), handled
+
+child = os.fork()
+anyio.run(main, 0 if child else 100)
+if child:
+    _, status = os.waitpid(child, 0)
+    sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_a_bus_that_is_started_after_the_fork_works_in_both(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AFTER, str(tmp_path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert ended.returncode == 0, ended.stderr
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        found = connection.execute("SELECT count(*) FROM msgbus_messages").fetchone()
+    assert found == (40,)
