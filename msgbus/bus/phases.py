@@ -87,7 +87,8 @@ class RunGuards:
         Raises:
             ForeignLoopError: The caller is on another thread.
         """
-        self.require_not_forked(what)
+        if self.is_forked:  # not by a call: every durable publish comes here
+            raise self._has_stopped(what)
         bound = self.bound_runtime
         if bound is not None and bound.thread_id != get_ident():
             raise self._foreign(what)
