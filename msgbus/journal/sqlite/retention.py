@@ -97,7 +97,7 @@ class Trimming:
     def __init__(self, retention: Retention, before: int | None, now: float) -> None:
         self._keep = _Limits(retention.max_age, retention.max_bytes, retention.max_count)
         self._hold = _Limits(retention.hold_age, retention.hold_bytes, retention.hold_count)
-        self._holds = Holds(retention, now)
+        self._holds: Holds = Holds(retention, now)
         self._before = before
         self._now = now
         self._wanted: int | None = None

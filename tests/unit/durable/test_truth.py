@@ -166,10 +166,10 @@ async def test_with_a_timeout_settled_waits_for_the_resume(site: Site, is_durabl
     handler = Recorder()
     options: dict[str, Any] = {"durable": "own"} if is_durable else {}
     subscription = bus.subscribe(OrderPlaced, handler, name="own", **options)
+    settling = Settling(bus, timeout=30)
     async with bus, anyio.create_task_group() as tasks:
         subscription.pause()
         await bus.publish_many(orders(3))
-        settling = Settling(bus, timeout=30)
         tasks.start_soon(settling.run)
         await let_others_run()
         subscription.resume()
