@@ -46,6 +46,7 @@ FORKS: Final = count(17, 100)  # on each event loop
 FLIPPED_BITS: Final = count(60, 1_000)
 CUT_FILES: Final = count(20, 200)
 DAMAGED_LOGS: Final = count(25, 300)
+FAULT_TURNS: Final = count(1, 2)  # each with another fault at each call; `make test` takes few
 STORED_CLASSES: Final = count(100, 10_000)
 RETENTION_SEEDS: Final = count(3, 300)
 

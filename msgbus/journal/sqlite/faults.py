@@ -32,6 +32,9 @@ def translated(path: str) -> Generator[None]:
         yield
     except sqlite3.Error as error:
         raise translate(error, path) from error
+    except MemoryError as error:
+        # As one of the journal, which those who wait for it can deal with.
+        raise JournalError(f"The journal {path} failed: out of memory.", path=path) from error
     except UnicodeDecodeError as error:
         # SQLite's complaint quotes the damage, and Python cannot read the complaint.
         kind, text = _KNOWN[sqlite3.SQLITE_CORRUPT]

@@ -111,7 +111,8 @@ class Readers:
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with self._guard:
-            if not self._is_closed and len(self._idle) < self._most:
+            is_fit = not connection.in_transaction  # else it could not be rolled back
+            if is_fit and not self._is_closed and len(self._idle) < self._most:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -173,7 +174,7 @@ class ChangeDetector:
                 if version == self._seen:
                     return None
                 head = self._reader.head()
-            except sqlite3.Error:
+            except (sqlite3.Error, MemoryError):
                 return None  # closed, or being recovered: the next call will see
             self._seen = version
             own, before = self._own(), self._own_seen

@@ -170,10 +170,12 @@ class Store:
             size += len(record.payload)
             if queue is not None:
                 queued.append(rows.queued(queue, record, offset, due, unique))
-        _PLAIN_MESSAGES.run(self._connection, plain)
-        _MESSAGES.run(self._connection, others)
+        # First: a lone message has no savepoint, so nothing may fail after it. An entry too many
+        # does no harm.
         if not blocks <= transaction.known_blocks:
             self._add_blocks(blocks)
+        _PLAIN_MESSAGES.run(self._connection, plain)
+        _MESSAGES.run(self._connection, others)
         if queued:
             self.rows.add(queued)
         transaction.head = offset

@@ -77,15 +77,19 @@ class WriteRequest:
     def fail(self, error: BaseException, path: str) -> None:
         """Set the error: of SQLite as ours, but a fault in a statement of the user as it is."""
         self.value, self.error = None, error
-        if isinstance(error, sqlite3.Error) and (not self.is_of_user or is_the_file(error)):
-            self.error = translate(error, path)
+        if not self.is_of_user:
+            # Whoever waits for the journal can deal with its errors, and with no MemoryError.
+            if isinstance(error, sqlite3.Error | MemoryError) or not isinstance(error, Exception):
+                self.error = as_journal_error(error, path)
+        elif isinstance(error, sqlite3.Error):
+            if is_the_file(error):
+                self.error = as_journal_error(error, path)
         elif isinstance(error, StopIteration) or not isinstance(error, _PLAIN_ERRORS):
             message = (
                 f"A function for the journal {path} raised {type(error).__name__}, which would "
                 f"mean something else to the event loop. Nothing of it was written."
             )
             self.error = JournalError(message, path=path)
-        if self.error is not error:
             self.error.__cause__ = error
 
     def fail_with_all(self, error: BaseException, path: str) -> None:
@@ -175,7 +179,10 @@ class GroupWriter:
         else:
             for request in requests:
                 if request.on_commit is not None and request.error is None:
-                    request.on_commit(request.value)
+                    try:
+                        request.on_commit(request.value)
+                    except BaseException as error:
+                        log.error("journal_callback_failed", error=redact_exception(error))
         self._settle(group)
         return group
 
@@ -190,16 +197,16 @@ class GroupWriter:
                     request.fail(error, self._path)
 
     def _fail(self, group: CommitGroup, error: BaseException) -> None:
-        try:
-            self._transaction.roll_back()
-        except sqlite3.Error as another:
-            log.error("journal_rollback_failed", error=redact_exception(another))
         group.error = error
         group.is_full = isinstance(as_journal_error(error, self._path), JournalFullError)
         del group.lost[group.lost_before :]
         for request in group.requests:
             if request is not group.culprit:
                 request.fail_with_all(error, self._path)
+        try:
+            self._transaction.roll_back()
+        except BaseException as another:  # the next one begins with that
+            log.error("journal_rollback_failed", error=redact_exception(another))
         if not group.requests:  # nobody else would hear of it
             reason = redact_exception(error)
             log.warning("member_renewal_failed", journal=self._path, error=reason)
@@ -288,19 +295,22 @@ class GroupWriter:
         transaction, member = self._transaction, group.attached.member
         for participant in group.attached.participants:
             group.riding.append((participant, False))
+            is_undone = True
             try:
                 operations = participant.operations(transaction.appended, before)
                 if len(operations) == 1 and type(operations[0]) is Pass:
                     # The commonest of all needs no savepoint: refused, it has changed nothing.
+                    is_undone = False
                     self._steps.store.apply(operations, member)
                     group.has_changes = True
                 elif operations:
                     transaction.attempt(self._steps.store.apply, operations, member)
                     group.has_changes = True
             except Exception as error:
-                if not transaction.connection.in_transaction:
+                is_refused = isinstance(error, StaleError)
+                if not transaction.connection.in_transaction or not (is_refused or is_undone):
                     raise
-                if not isinstance(error, StaleError):
+                if not is_refused:
                     log.error("journal_participant_failed", error=redact_exception(error))
             else:
                 group.riding[-1] = (participant, True)
@@ -463,12 +473,22 @@ class CommitWriter:
             if not is_trimming:
                 self._sleep()
             requests, is_last = self._take()
-            if requests or (self.renewals.next <= time.monotonic() and not is_last):
-                self._commit(requests)
-            if self._must_look:
-                self._look()
-            if retainer is not None and retainer.is_trimming:
-                retainer.step()
+            try:
+                if requests or (self.renewals.next <= time.monotonic() and not is_last):
+                    self._commit(requests)
+                if self._must_look:
+                    self._look()
+                if retainer is not None and retainer.is_trimming:
+                    retainer.step()
+            except BaseException as error:  # without this thread, all callers would wait for ever
+                self._answer_all(requests, error)
+
+    def _answer_all(self, requests: list[WriteRequest], error: BaseException) -> None:
+        log.error("journal_callback_failed", error=redact_exception(error))
+        for request in requests:
+            if request.value is None and request.error is None:
+                request.fail_with_all(error, self._path)
+        answer(requests, (), None)
 
     def _sleep(self) -> None:
         """Wait until something arrives, the end has come, or a member must be renewed."""

@@ -11,7 +11,13 @@ from typing import Any, final
 import anyio
 import pytest
 
-from msgbus.errors import ForbiddenStatementError, JournalFullError, StaleError, StoredMessageError
+from msgbus.errors import (
+    ForbiddenStatementError,
+    JournalError,
+    JournalFullError,
+    StaleError,
+    StoredMessageError,
+)
 from msgbus.journal.operations import Append, Drop, Note, Operation, Pass, Put, Reply, Seek
 from msgbus.journal.ports import Claim
 from msgbus.journal.records import (
@@ -626,3 +632,58 @@ async def test_an_error_of_the_user_reaches_its_caller_only(path: Path) -> None:
             await journal.transact(lambda _: 1 // 0)
 
         assert len((await journal.read(0, 9, EVENTS)).records) == 0
+
+
+# -- faults ------------------------------------------------------------------------------------
+
+
+async def test_a_lone_message_that_fails_halfway_leaves_nothing(path: Path) -> None:
+    journal, connection = open_counted(path)
+    connection.fails_at = "INSERT OR IGNORE INTO msgbus_blocks"
+    with pytest.raises(JournalFullError):
+        await journal.commit([Append(make_record(1))])
+    connection.fails_at = None
+
+    assert await journal.commit([Append(make_record(1))]) == [(1, False)]
+    assert await fill(journal, 1) == [2]
+    assert (await journal.verify()).is_sound
+    await journal.close()
+
+
+@pytest.mark.parametrize("fails_at", ["ROLLBACK TO part", "ROLLBACK"])
+async def test_what_cannot_be_undone_is_not_committed(path: Path, fails_at: str) -> None:
+    def work(db: sqlite3.Connection) -> None:
+        create_stock(db)
+        connection.fails_at = fails_at
+        raise ZeroDivisionError
+
+    journal, connection = open_counted(path)
+    with pytest.raises((JournalError, ZeroDivisionError)):
+        await journal.transact(work)
+    connection.fails_at = None
+
+    assert await fill(journal, 1) == [1]
+    assert sql(path, "SELECT * FROM sqlite_master WHERE name = 'stock'") == []
+    assert (await journal.verify()).is_sound
+    await journal.close()
+
+
+async def test_the_writer_outlives_a_fault_between_commits(path: Path) -> None:
+    journal, _ = open_counted(path)
+    failed = threading.Event()
+
+    class Broken:
+        def operations(self, appended: object, before: int) -> Sequence[Operation]:
+            return []
+
+        def committed(self, kept: bool) -> None:
+            failed.set()
+            raise KeyboardInterrupt
+
+    journal.attach([Broken()], await join(journal))
+    assert await journal.commit([Append(make_record(1))]) == [(1, False)]
+    assert failed.is_set()
+    journal.attach([], None)
+
+    assert await fill(journal, 1) == [2]
+    await journal.close()
