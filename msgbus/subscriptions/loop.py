@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from msgbus.errors import JournalError, JournalFullError, StaleError
+from msgbus.errors import JournalFullError, StaleError
 from msgbus.journal.operations import Drop, Fence, Put
 from msgbus.journal.records import State
 from msgbus.runtime.clock import look_after
@@ -166,7 +166,7 @@ class SubscriptionLoop(AttemptRunner[S], ABC):
                 self.full = None
             except StaleError:
                 due = None  # the member was ended: `on_lost` ends this task
-            except JournalError as error:
+            except Exception as error:  # of the journal, or of a key function of the user
                 self.full = error if isinstance(error, JournalFullError) else None
                 self.journal_failed(error)
                 await self._clock.sleep(AGAIN)

@@ -298,7 +298,7 @@ class DurableBus:
     async def _leave(self, membership: Membership) -> None:
         try:
             await membership.stop(0)
-        except JournalError as error:
+        except Exception as error:  # of the journal, or of a key function of the user
             membership.abandon()
             self._report_failure(error)
 
@@ -315,7 +315,7 @@ class DurableBus:
             return {}
         return {name: count for name, count in left.items() if count}
 
-    def _report_failure(self, error: JournalError) -> None:
+    def _report_failure(self, error: Exception) -> None:
         log.error("journal_failed", bus=self.state.config.name, error=redact_exception(error))
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ import anyio
 
 from msgbus.bus.durable.handlers import letter_of
 from msgbus.bus.durable.tickets import queue_of
-from msgbus.errors import ConfigurationError, JournalError, StoredMessageError, Unhandleable
+from msgbus.errors import ConfigurationError, StoredMessageError, Unhandleable
 from msgbus.journal.codec import RawMessage, WireNames
 from msgbus.journal.operations import Reply
 from msgbus.journal.records import (
@@ -177,7 +177,7 @@ class ServedQueues:
         async def run() -> None:
             try:
                 await work(*args)
-            except JournalError as error:
+            except Exception as error:
                 log.error(
                     "journal_task_failed",
                     bus=self._hub.state.config.name,

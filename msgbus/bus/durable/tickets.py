@@ -13,7 +13,6 @@ from msgbus.bus.durable.replies import Replies
 from msgbus.errors import (
     BusClosedError,
     JournalClosedError,
-    JournalError,
     TicketFailedError,
     TicketNotFoundError,
     TicketTimeoutError,
@@ -259,7 +258,7 @@ class TicketWaiters:
                 self._notify(result)
         except JournalClosedError:
             self.close()
-        except JournalError as error:
+        except Exception as error:  # nothing may end this task: others wait for it
             log.error(
                 "journal_task_failed",
                 bus=self._hub.state.config.name,
