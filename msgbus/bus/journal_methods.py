@@ -69,7 +69,7 @@ class JournalMethods(SendingMethods):
         """SQL statements and events in one commit: `async with bus.transaction() as tx:`.
 
         `tx.execute(sql, parameters)` and every `publish` in the block are written together
-        when it ends, and not at all if it raises.
+        when it ends, and not at all if it raises. Blocks of one bus cannot be inside each other.
 
         Raises:
             ConfigurationError: The bus has no journal.
@@ -86,7 +86,8 @@ class JournalMethods(SendingMethods):
 
         Raises:
             ConfigurationError: The bus has no journal.
-            ForbiddenStatementError: It tried to commit, attach or change settings.
+            ForbiddenStatementError: It tried to commit, attach, change settings or our tables, or
+                used the connection on another thread or after its end.
             StaleError: Called in a durable handler whose message another process has now.
         """
         return await self._durability("bus.transact()").transact(function)
