@@ -28,6 +28,7 @@ from msgbus.pipeline.source.journal_file import bounds_of
 from msgbus.pipeline.source.options import payload_codec
 from msgbus.pipeline.source.writer import query_id
 from msgbus.pipeline.tracebacks import what_happened
+from msgbus.runtime.private_files import make_folder, permissions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -234,6 +235,7 @@ def started(
         checkpoint = os.path.join(folder, handler.name)  # noqa: PTH118 (may be a URL)
         if "://" not in checkpoint:
             checkpoint = os.path.abspath(checkpoint)  # noqa: PTH100 (the same)
+        _close_to_others(checkpoint, pipe.path)
         decoder = Decoder.of(handler.message_type, pipe.types)
         frame = pipe.stream(start=start, max_rows=max_rows, where={"name": decoder.names})
         one = HandlerQuery(
@@ -267,8 +269,19 @@ def into_table(
 ) -> BatchRun:
     """Stream all messages into a folder of Parquet files, each exactly once."""
     frame = pipe.stream(start=start, max_rows=max_rows)
+    for folder in (table, checkpoint):
+        _close_to_others(folder, pipe.path)
     writer = frame.writeStream.format("parquet").option("path", table)
     return BatchRun([], [_start(writer, checkpoint, once=once, every=every)])
+
+
+def _close_to_others(folder: str, journal: str) -> None:
+    """Make a local folder that only those may enter who may read the journal.
+
+    Spark gives the files that it makes there the permissions of its session.
+    """
+    if "://" not in folder or folder.startswith("file://"):
+        make_folder(local_folder(folder), permissions_of(journal))
 
 
 def _start(

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from msgbus.errors import JournalOpenError, JournalReadOnlyError
 from msgbus.journal.sqlite.faults import forked, translated
 from msgbus.runtime.forks import tell_after_fork
+from msgbus.runtime.private_files import open_private
 
 MEMORY: Final = ":memory:"
 SCHEME: Final = "sqlite://"
@@ -124,6 +125,27 @@ def check_place(path: str) -> None:
                 f"Give it the right to write both the file and its folder."
             )
             raise JournalReadOnlyError(message, path=path)
+
+
+def make_file(path: str) -> None:
+    """Make the file of a new journal, which only its owner may read; one that is there stays.
+
+    SQLite gives the files beside it the same permissions.
+
+    Raises:
+        JournalOpenError: It cannot be made.
+    """
+    target = os.path.realpath(path)  # what a link leads to
+    # One that is there is not opened: to close it would release the locks of this process on it.
+    if os.path.lexists(target):
+        return
+    try:
+        open_private(target, "xb").close()
+    except FileExistsError:
+        pass  # another process was faster
+    except OSError as error:
+        message = f"The journal {path} cannot be made: {error.strerror}."
+        raise JournalOpenError(message, path=path) from error
 
 
 def configure(connection: sqlite3.Connection) -> None:

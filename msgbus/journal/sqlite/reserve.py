@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, final
 
 from msgbus.errors import ConfigurationError, JournalFullError
+from msgbus.runtime.private_files import open_private
 from msgbus.telemetry.logging import log
 
 DEFAULT_SIZE: Final = 8 * 1024 * 1024
@@ -89,7 +90,7 @@ class Reserve:
     def _write(self) -> None:
         text = _TEXT.format(size=self.size, name=Path(self._path).name).encode()
         # Written, not just promised: a sparse file would hold no space.
-        with self._file.open("wb") as stream:
+        with open_private(self._file, "wb") as stream:
             stream.write(text)
             for written in range(len(text), self.size, len(_BLOCK)):
                 stream.write(_BLOCK[: self.size - written])

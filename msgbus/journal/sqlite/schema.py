@@ -22,6 +22,7 @@ from msgbus.journal.sqlite.files import (
     check_place,
     configure,
     connect as plain_connect,
+    make_file,
 )
 from msgbus.journal.sqlite.messages import associated, decoded
 
@@ -222,6 +223,7 @@ def open_writer(
     """
     if path != MEMORY:
         check_place(path)
+        make_file(path)
     with translated(path):
         connection = connect(path, lock_timeout)
         try:

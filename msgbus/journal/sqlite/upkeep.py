@@ -12,9 +12,10 @@ from uuid import uuid4
 
 from msgbus.errors import JournalOpenError
 from msgbus.journal.sqlite.faults import translated
-from msgbus.journal.sqlite.files import MEMORY, configure
+from msgbus.journal.sqlite.files import configure
 from msgbus.journal.sqlite.questions import QuestionReader
 from msgbus.runtime.file_lock import take_lock
+from msgbus.runtime.private_files import permissions_of
 
 _PARTIAL: Final = ".msgbus-partial"
 _LEFTOVERS: Final = ("", "-journal", "-wal", "-shm")
@@ -41,7 +42,7 @@ def backup(reader: QuestionReader, target: str | os.PathLike[str]) -> None:
     file = Path(target)
     _check_target(file)
     _remove_abandoned(file.parent)
-    with _partial(file, _mode_of(reader.path)) as partial, translated(str(file)):
+    with _partial(file, permissions_of(reader.path)) as partial, translated(str(file)):
         with closing(sqlite3.connect(partial, isolation_level=None)) as copy:
             reader.connection.backup(copy)
             # One file, complete in itself.
@@ -56,11 +57,6 @@ def _check_target(file: Path) -> None:
     if not file.parent.is_dir():
         message = f"The folder of the backup {file} does not exist: make {file.parent} first."
         raise JournalOpenError(message, path=str(file))
-
-
-def _mode_of(journal: str) -> int:
-    """Return the permissions of a backup: nobody may read it who may not read the journal."""
-    return 0o600 if journal == MEMORY else Path(journal).stat().st_mode & 0o777
 
 
 @contextmanager

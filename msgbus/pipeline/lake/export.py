@@ -31,6 +31,7 @@ from msgbus.pipeline.source.journal_file import Bounds, Range, batches, bounds_o
 from msgbus.pipeline.source.options import ReadOptions, payload_codec
 from msgbus.pipeline.source.source import check_sealed, query_of
 from msgbus.pipeline.source.tables import DELIVERIES, MESSAGES, Table
+from msgbus.runtime.private_files import PRIVATE, open_private, permissions_of
 from msgbus.telemetry.logging import log
 
 if TYPE_CHECKING:
@@ -94,8 +95,8 @@ def export(
         LakeDamagedError: Its manifest cannot be read.
         TrimmedError: The journal was trimmed while it was read; export again.
     """
-    folder = Lake(lake)
     origin = _FramesOrigin(source) if isinstance(source, Frames) else _JournalOrigin(source)
+    folder = Lake(lake, origin.permissions)
     made: list[SealedSegment] = []
     missing: list[tuple[int, int]] = []
     with folder.exporting() as staging:
@@ -146,7 +147,9 @@ def _seal(
 ) -> SealedSegment:
     first, last = span
     sealed = first - 1 if table is MESSAGES else folder.sealed(MESSAGES.name)
-    staged, damaged = origin.stage(table, span, sealed, LakePaths(folder.path, staging))
+    staged, damaged = origin.stage(
+        table, span, sealed, LakePaths(folder.path, staging, folder.permissions)
+    )
     if damaged:
         log.warning("lake_left_out", lake=str(folder.path), table=table.name, damaged=damaged[:10])
     anchor = origin.message_id(last) if table is MESSAGES else None
@@ -194,6 +197,7 @@ class _JournalOrigin:
 
     def __init__(self, pipe: Pipeline) -> None:
         self._pipe = pipe
+        self.permissions = permissions_of(pipe.path)
         self._journal = ""
 
     def bounds(self, table: Table) -> Bounds:
@@ -231,6 +235,8 @@ class _JournalOrigin:
 @final
 class _FramesOrigin:
     """Rows of frames."""
+
+    permissions = PRIVATE
 
     def __init__(self, frames: Frames) -> None:
         self._frames = {MESSAGES.name: frames.messages, DELIVERIES.name: frames.deliveries}
@@ -273,6 +279,7 @@ class LakePaths(NamedTuple):
 
     lake: Path
     staging: Path
+    permissions: int = PRIVATE
 
 
 class Staged(NamedTuple):
@@ -315,7 +322,7 @@ def _writer(table: Table, paths: LakePaths) -> BatchFunction:
     # Not Spark's own writer: it takes the form of timestamps from the session's settings, which
     # are the user's, and reports too late which files it wrote.
     schema, position = arrow_schema(table.schema), table.position
-    lake, staging = str(paths.lake), str(paths.staging)
+    lake, staging, permissions = str(paths.lake), str(paths.staging), paths.permissions
 
     def write(batches: Batches) -> Batches:
         days: dict[date, DayFile] = {}
@@ -327,7 +334,7 @@ def _writer(table: Table, paths: LakePaths) -> BatchFunction:
                 sound = pa.Table.from_batches([batch]).filter(is_sound)
                 for day, rows in _by_day(sound.cast(schema)):
                     if day not in days:
-                        days[day] = DayFile(schema, position, Path(staging), day)
+                        days[day] = DayFile(schema, position, Path(staging), day, permissions)
                     days[day].add(rows)
         finally:
             for one in days.values():
@@ -341,15 +348,23 @@ def _writer(table: Table, paths: LakePaths) -> BatchFunction:
 class DayFile:
     """Writes the rows of one task and one day."""
 
-    def __init__(self, schema: Schema, position: str, staging: Path, day: date) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        position: str,
+        staging: Path,
+        day: date,
+        permissions: int = PRIVATE,
+    ) -> None:
         self.date = day.isoformat()
         self.rows = 0
         self.first = 0
         self.path = staging / f"{uuid.uuid4().hex}.parquet"
         self._position = position
         self._waiting: list[Rows] = []
+        self._file = open_private(self.path, "xb", permissions)
         self._writer = pq.ParquetWriter(
-            self.path, schema, compression="zstd", write_page_checksum=True
+            self._file, schema, compression="zstd", write_page_checksum=True
         )
 
     def add(self, rows: Rows) -> None:
@@ -365,7 +380,8 @@ class DayFile:
         """Write the rest, and flush to disk."""
         self._flush()
         self._writer.close()
-        with self.path.open("rb") as file:
+        with self._file as file:
+            file.flush()
             os.fsync(file.fileno())
 
     def _flush(self) -> None:

@@ -28,6 +28,7 @@ from typing import Any, Final, NamedTuple, final
 
 from msgbus.errors import LakeBusyError, LakeDamagedError
 from msgbus.runtime.file_lock import take_lock
+from msgbus.runtime.private_files import PRIVATE, make_folder, open_private
 
 FORMAT: Final = 1
 _WIDTH: Final = 20  # digits of the largest offset, so that names sort as numbers do
@@ -67,10 +68,16 @@ class SealedSegment(NamedTuple):
 
 @final
 class Lake:
-    """A folder of Parquet files with a manifest; created by the first export."""
+    """A folder of Parquet files with a manifest; created by the first export.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    Args:
+        path: The folder.
+        permissions: Those of new files.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], permissions: int = PRIVATE) -> None:
         self.path = Path(path).absolute()
+        self.permissions = permissions
         self._manifest = self.path / "_manifest"
         self._pending = self._manifest / "pending.json"
         self._staging = self.path / "_staging"
@@ -107,13 +114,15 @@ class Lake:
         Raises:
             LakeBusyError: Another export is running.
         """
-        self._manifest.mkdir(parents=True, exist_ok=True)
-        with locked(self.path / "_lock") as is_mine:
+        for folder in (self.path, self._manifest):
+            make_folder(folder, self.permissions)
+        with locked(self.path / "_lock", self.permissions) as is_mine:
             if not is_mine:
                 raise LakeBusyError(path=str(self.path))
             self.recover()
             folder = self._staging / uuid.uuid4().hex
-            folder.mkdir(parents=True)
+            for one in (self._staging, folder):
+                make_folder(one, self.permissions)
             try:
                 yield folder
             finally:
@@ -124,7 +133,7 @@ class Lake:
         moves = _moves(segment, staged)
         sealed = segment._replace(files=tuple(moves.values()), rows=sum(one.rows for one in staged))
         content = {"format": FORMAT, **sealed._asdict(), "moves": moves}
-        _write(self._pending, content)
+        _write(self._pending, content, self.permissions)
         self._finish(sealed, moves)
         return sealed
 
@@ -146,7 +155,8 @@ class Lake:
             if target.exists():
                 return  # done before
             raise LakeDamagedError(path=str(source), reason="it was to be sealed, and is missing")
-        target.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (target.parent.parent, target.parent):
+            make_folder(folder, self.permissions)
         source.replace(target)
         _sync(target.parent)
 
@@ -177,10 +187,11 @@ def _moves(segment: SealedSegment, staged: Sequence[StagedFile]) -> dict[str, st
     }
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write(path: Path, content: dict[str, Any], permissions: int) -> None:
     """Replace a file atomically, also if the power fails."""
     temporary = path.with_suffix(".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    temporary.unlink(missing_ok=True)
+    with open_private(temporary, "x", permissions, encoding="utf-8") as file:
         json.dump(content, file)
         file.flush()
         os.fsync(file.fileno())
@@ -200,12 +211,12 @@ def _sync(folder: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Generator[bool]:
+def locked(path: Path, permissions: int = PRIVATE) -> Generator[bool]:
     """Take the lock of a file without waiting; yields whether that succeeded.
 
     The death of the process releases it.
     """
-    with path.open("ab") as file:
+    with open_private(path, "ab", permissions) as file:
         try:
             take_lock(file.fileno())
         except OSError:

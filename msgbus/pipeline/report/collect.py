@@ -18,6 +18,7 @@ from msgbus.pipeline.report import data as values
 from msgbus.pipeline.report.charts import step_for
 from msgbus.pipeline.report.data import Tree, TreeNode
 from msgbus.pipeline.report.page import render
+from msgbus.runtime.private_files import open_private, permissions_of
 
 if TYPE_CHECKING:
     from msgbus.pipeline.pipeline import Pipeline
@@ -375,6 +376,9 @@ def write_report(
     target = Path(path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.tmp")
-    temporary.write_text(render(data), encoding="utf-8")
+    temporary.unlink(missing_ok=True)
+    permissions = permissions_of(target, pipe.path)
+    with open_private(temporary, "x", permissions, encoding="utf-8") as file:
+        file.write(render(data))
     temporary.replace(target)
     return target

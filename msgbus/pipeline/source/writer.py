@@ -37,6 +37,7 @@ from msgbus.messages.topics.pattern import check_topic
 from msgbus.pipeline.arrow import Batch, pa
 from msgbus.pipeline.source.options import WriteOptions, microseconds, payload_codec
 from msgbus.pipeline.source.tables import MESSAGES
+from msgbus.runtime.private_files import PRIVATE, make_folder, open_private, permissions_of
 
 Messages = Sequence[WriterCommitMessage | None]
 
@@ -52,23 +53,27 @@ class StagedRows(WriterCommitMessage):
     rows: int
 
 
-def stage(folder: str, batches: Iterator[Batch]) -> StagedRows:
+def stage(folder: str, batches: Iterator[Batch], permissions: int = PRIVATE) -> StagedRows:
     """Write batches to a new file; runs on a worker."""
     path = Path(folder, f"{uuid4().hex}.arrow")
     rows = 0
-    writer = None
+    writer = file = None
     try:
         for batch in batches:
             if not batch.num_rows:
                 continue
             if writer is None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                writer = pa.ipc.new_file(str(path), batch.schema)
+                for one in (path.parent.parent, path.parent):
+                    make_folder(one, permissions)
+                file = open_private(path, "xb", permissions)
+                writer = pa.ipc.new_file(file, batch.schema)
             writer.write_batch(batch)
             rows += batch.num_rows
     finally:
         if writer is not None:
             writer.close()
+        if file is not None:
+            file.close()
     return StagedRows(str(path), rows)
 
 
@@ -175,10 +180,11 @@ class _StagingWriter:
         check_schema(schema, options)
         self._options = options
         self._folder = str(Path(options.staging, uuid4().hex))
+        self._permissions = permissions_of(options.path)
 
     def write(self, iterator: Iterator[Batch]) -> WriterCommitMessage:
         """Stage the rows of one task; runs on a worker."""
-        return stage(self._folder, iterator)
+        return stage(self._folder, iterator, self._permissions)
 
     def _discard(self, messages: Messages) -> None:
         """Remove what was staged, by tasks that failed too."""

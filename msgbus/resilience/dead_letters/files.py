@@ -6,9 +6,10 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, TextIO, TypeAlias, cast, final
+from typing import IO, Any, Final, TextIO, TypeAlias, cast, final
 
 import anyio.to_thread
 
@@ -16,6 +17,7 @@ from msgbus.errors import DeadLetterError
 from msgbus.resilience.dead_letters.entry import DeadLetterEntry, LetterStatus, from_data
 from msgbus.resilience.dead_letters.filters import LetterFilter
 from msgbus.resilience.dead_letters.store import DeadLetterStore
+from msgbus.runtime.private_files import open_private, permissions_of
 from msgbus.telemetry.redaction import redact_exception
 
 Destination: TypeAlias = "str | os.PathLike[str] | TextIO"
@@ -38,14 +40,19 @@ async def write_letters(
 ) -> int:
     """Write all letters that fit; return how many.
 
-    A path gets its file only once that is complete: what was there before stays till then.
+    A path gets its file only once that is complete: what was there before stays till then. It has
+    the permissions of that, or of the file that the letters are in.
     """
     if not isinstance(destination, (str, os.PathLike)):
         return await _write(store, which, destination)
     path = Path(destination)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        file = await anyio.to_thread.run_sync(lambda: part.open("w", encoding="utf-8"))
+        permissions = permissions_of(path, getattr(store, "file", None))
+        part.unlink(missing_ok=True)
+        file = await anyio.to_thread.run_sync(
+            partial(open_private, part, "x", permissions, encoding="utf-8")
+        )
     except OSError as error:
         raise DeadLetterError(f"{path} cannot be written: {error.strerror}.") from error
     try:
@@ -58,7 +65,7 @@ async def write_letters(
     return number
 
 
-async def _write(store: DeadLetterStore, which: LetterFilter, file: TextIO) -> int:
+async def _write(store: DeadLetterStore, which: LetterFilter, file: IO[str]) -> int:
     number, cursor = 0, None
     # A letter of a durable handler moves to the end when it is dealt with.
     which = replace(which, upto=await store.head())

@@ -80,6 +80,11 @@ class JournalDeadLetterStore(BoundedStore):
             self._letters = self._letters_of(journal)
             self._find = lambda: cast("Journal", journal)
 
+    @property
+    def file(self) -> str | None:
+        """The file of the journal, if it has one."""
+        return None if self._letters is None else getattr(self._letters.journal, "path", None)
+
     def forked(self) -> None:
         """Begin anew in the child of a process that was forked."""
         self._opening = threading.Lock()
