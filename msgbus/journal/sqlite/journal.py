@@ -134,12 +134,12 @@ class SqliteJournal:
         member_ttl: float | None = None,
         _connect: Connect = connect,
     ) -> None:
-        path, text = parse_url(str(url))
+        given, text = parse_url(str(url))
         options = parse_options(text, _OPTIONS, str(url))
         lock_timeout = options.get("lock_timeout", lock_timeout)
-        is_memory = path == MEMORY
-        if not is_memory:
-            path = os.path.abspath(path)  # noqa: PTH100 (a string; the working folder may change)
+        is_memory = given == MEMORY
+        # The working folder may change.
+        path = given if is_memory else os.path.abspath(given)  # noqa: PTH100 (a string)
         self.path = path
         self.member_ttl: float | None = options.get("member_ttl", member_ttl)
         self._retention = _retention(options) or retention or Retention()
@@ -151,11 +151,11 @@ class SqliteJournal:
         self._detector: ChangeDetector | None = None
         self._is_closed = False
         self._closed_by = closed
-        with ExitStack() as opened, translated(path):
+        with ExitStack() as opened, translated(given):
             self._connection = self._open_writer(
                 partial(
                     open_writer,
-                    path,
+                    given,
                     lock_timeout,
                     adopt=options.get("adopt", adopt),
                     codec=codec,
