@@ -134,32 +134,35 @@ class SqliteJournal:
         member_ttl: float | None = None,
         _connect: Connect = connect,
     ) -> None:
-        given, text = parse_url(str(url))
+        path, text = parse_url(str(url))
         options = parse_options(text, _OPTIONS, str(url))
         lock_timeout = options.get("lock_timeout", lock_timeout)
-        is_memory = given == MEMORY
-        # The working folder may change.
-        path = given if is_memory else os.path.abspath(given)  # noqa: PTH100 (a string)
-        self.path = path
+        is_memory = path == MEMORY
+        # The working folder may change; errors name the file as it was given.
+        self.path = absolute = path if is_memory else os.path.abspath(path)  # noqa: PTH100 (a text)
+
+        def connect_here(_: str, timeout: float) -> sqlite3.Connection:
+            return _connect(absolute, timeout)
+
         self.member_ttl: float | None = options.get("member_ttl", member_ttl)
         self._retention = _retention(options) or retention or Retention()
-        self._reserve = Reserve(path, 0 if is_memory else options.get("reserve", reserve))
+        self._reserve = Reserve(absolute, 0 if is_memory else options.get("reserve", reserve))
         self._clock = clock or SystemClock()
-        self._connect = partial(_connect, path, lock_timeout)
+        self._connect = partial(connect_here, path, lock_timeout)
         self._source = Source(path, codec)
         self._readers: Readers | None = None
         self._detector: ChangeDetector | None = None
         self._is_closed = False
         self._closed_by = closed
-        with ExitStack() as opened, translated(given):
+        with ExitStack() as opened, translated(path):
             self._connection = self._open_writer(
                 partial(
                     open_writer,
-                    given,
+                    path,
                     lock_timeout,
                     adopt=options.get("adopt", adopt),
                     codec=codec,
-                    connect=_connect,
+                    connect=connect_here,
                 )
             )
             opened.callback(self._connection.close)
@@ -169,8 +172,8 @@ class SqliteJournal:
             self._limit_log(steps.store.transaction)
             if not is_memory:
                 place = steps.store.transaction.place
-                self._readers = Readers(place, path, lock_timeout, _connect)
-                reader = open_reader(path, 0.0, _connect)
+                self._readers = Readers(place, path, lock_timeout, connect_here)
+                reader = open_reader(path, 0.0, connect_here)
                 self._detector = ChangeDetector(
                     reader,
                     self._source,

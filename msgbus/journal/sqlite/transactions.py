@@ -246,7 +246,8 @@ class FilePlace:
         self._path = path
         # Those beside it are named by SQLite after the file itself, whatever link leads to it.
         real = os.path.realpath(path)
-        paths = () if path == MEMORY else (path, f"{real}-wal", f"{real}-shm")
+        self._main = os.path.abspath(path)  # noqa: PTH100 (a text; the working folder may change)
+        paths = () if path == MEMORY else (self._main, f"{real}-wal", f"{real}-shm")
         self._files: dict[str, tuple[int, int] | None] = dict.fromkeys(paths)
         self.size = 0
         """Bytes of the file, without its log."""
@@ -268,7 +269,7 @@ class FilePlace:
             try:
                 status = os.stat(path)  # noqa: PTH116 (twice a commit)
                 found = status.st_dev, status.st_ino
-                if path == self._path:
+                if path == self._main:
                     self.size = status.st_size
                     if not self.size:
                         found = None
