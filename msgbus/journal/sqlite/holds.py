@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 from msgbus.journal.records import Cursor
 from msgbus.journal.reports import Retention
@@ -14,6 +14,16 @@ from msgbus.telemetry.logging import log
 
 _WARNED: Final = "SELECT key FROM msgbus_meta WHERE key >= ? AND key < ?"
 _FORGET: Final = "DELETE FROM msgbus_meta WHERE key = ?"
+
+
+class _Warning(NamedTuple):
+    """A subscription that holds back more than it may."""
+
+    name: str
+    acked: int
+    unheld: int
+    is_served: bool
+    fix: str
 
 
 @final
@@ -34,7 +44,7 @@ class Holds:
         """Those that were warned long enough ago."""
         self.skipped: Mapping[str, int] = {}
         """Messages that were removed before a subscription was given them, at most."""
-        self._warnings: tuple[Mapping[str, object], ...] = ()
+        self._warnings: tuple[_Warning, ...] = ()
         self._removed: Mapping[str, tuple[int, int]] = {}
         """First and last offset of those."""
 
@@ -81,18 +91,13 @@ class Holds:
         is_over = self._now - since >= self._retention.warn_for
         return self._retention.beyond == "skip" and is_over
 
-    def _warning(self, name: str, acked: int, unheld: int, is_served: bool) -> dict[str, object]:
+    def _warning(self, name: str, acked: int, unheld: int, is_served: bool) -> _Warning:
         fix = "serve it" if not is_served else "let it get on"
         then = "they are kept until then"
         if self._retention.beyond == "skip":
             then = f"else they are removed by a trim in {self._retention.warn_for:g} s or later"
-        return {
-            "subscription": name,
-            "offset": acked,
-            "held_upto": unheld,
-            "is_served": is_served,
-            "fix": f"{fix}, seek it, or remove it with Remove({name!r}); {then}",
-        }
+        text = f"{fix}, seek it, or remove it with Remove({name!r}); {then}"
+        return _Warning(name, acked, unheld, is_served, text)
 
     def in_flight(self, behind: Sequence[Cursor]) -> list[Cursor]:
         """Return cursors whose messages up to `fetched` were handed out, and stay."""
@@ -115,7 +120,15 @@ class Holds:
     def log_from(self, before: Holds, path: str) -> None:
         """Log what is new since a step before; removed messages when the trim ends."""
         for warning in self._warnings[len(before._warnings) :]:
-            log.warning("retention_held_back", journal=path, **warning)
+            log.warning(
+                "retention_held_back",
+                journal=path,
+                subscription=warning.name,
+                offset=warning.acked,
+                held_upto=warning.unheld,
+                is_served=warning.is_served,
+                fix=warning.fix,
+            )
         if self.skipped and self.skipped is before.skipped:
             for name, count in self.skipped.items():
                 first, last = self._removed[name]
