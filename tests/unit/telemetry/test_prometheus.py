@@ -39,6 +39,7 @@ GAUGES = [
     "events_scheduled", "circuit_breaker_state", "dead_letter_queue_size",
     "subscription_lag", "subscription_oldest_unacked_seconds", "subscription_scheduled",
     "subscription_damaged",
+    "subscription_trimmed",
     "subscription_active", "subscription_in_flight", "subscription_waiting", "journal_backlog",
 ]  # fmt: skip
 
