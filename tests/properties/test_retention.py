@@ -81,7 +81,7 @@ class History:
                 mode=self.mode,
                 delivery=self.delivery,
                 retry=LATER,
-                park_key=self.delivery is Delivery.AT_LEAST_ONCE,
+                park_key=self.delivery is Delivery.AT_LEAST_ONCE and self.mode is not Mode.SHARED,
                 process=self.process,
                 tuning=SubscriptionTuning(buffer=4, partitions=2),
             )
