@@ -64,6 +64,8 @@ class History:
             number, key = self.appended, str(self.random.randrange(3))
             if self.random.random() < 0.3:
                 self.handler.failures[number] = self.random.choice([1, 2, -1])
+            if self.random.random() < 0.2:
+                self.handler.hangs.add(number)  # until its time is over
             await self.s.append_keyed((number, key))
             self.appended += 1
 
@@ -81,6 +83,7 @@ class History:
                 mode=self.mode,
                 delivery=self.delivery,
                 retry=LATER,
+                ack_timeout=10.0,
                 park_key=self.delivery is Delivery.AT_LEAST_ONCE and self.mode is not Mode.SHARED,
                 process=self.process,
                 tuning=SubscriptionTuning(buffer=4, partitions=2),
