@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from pydantic import field_validator
 
 from msgbus import Event
 from msgbus.errors import DeadLetterError, DeadLetterStoreError, UnreadableLetterError
+from msgbus.journal.records import Pending
+from msgbus.journal.sqlite.pending import PendingRows
 from msgbus.resilience import DeadLetterEntry, DeadLetterQueue
 from msgbus.resilience.dead_letters.rows import number_of
 from tests.unit.resilience.letter_fakes import (
@@ -192,19 +195,20 @@ async def test_a_damaged_letter_does_not_stop_the_others(status: str, tmp_path: 
 
 
 async def test_a_letter_that_its_store_cannot_change_does_not_stop_the_others(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Point 7: what the store says of one letter is that letter's failure."""
     async with opened_queue("sqlite", tmp_path) as (queue, service, _):
         letters = bury_orders(queue, 3)
         await queue.store.flush()
-        with closing(sqlite3.connect(tmp_path / "letters.db")) as other, other:
-            other.execute(
-                "CREATE TRIGGER stubborn BEFORE UPDATE ON msgbus_pending "
-                f"WHEN old.offset = {number_of(letters[1].letter_id)} "
-                "BEGIN SELECT raise(ABORT, 'no'); END"
-            )
+        stubborn, change = number_of(letters[1].letter_id), PendingRows._update  # pyright: ignore[reportPrivateUsage]
 
+        def refuse(rows: PendingRows, changed: Sequence[Pending]) -> None:
+            if any(row.offset == stubborn for row in changed):
+                raise sqlite3.DatabaseError("no")
+            change(rows, changed)
+
+        monkeypatch.setattr(PendingRows, "_update", refuse)
         report = await queue.replay_all()
 
     assert (report.succeeded, report.failed) == (2, 1)

@@ -68,7 +68,8 @@ async def test_it_is_so_before_sqlite_opens_it(path: Path, monkeypatch: pytest.M
     async with SqliteJournal(path, reserve=0) as journal:
         await journal.backup(path.with_name("backup.db"))
 
-    assert found == {"shop.db": "600", "backup.db.partial": "600"}
+    assert set(found.values()) == {"600"}
+    assert {name.split(".")[0] for name in found} == {"shop", "backup"}
 
 
 async def test_a_file_that_is_there_keeps_what_its_owner_has_set(path: Path) -> None:
