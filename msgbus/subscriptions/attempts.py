@@ -154,7 +154,8 @@ class AttemptRunner(Generic[S]):
                     continue
                 one = ready.popleft()
                 one.worker = own[0]
-                self.start_workers()
+                if self._idle or self._workers < self.state.max_in_flight:
+                    self.start_workers()
                 await self.run(one)
                 if self._wants_more:
                     self._news.set()

@@ -91,13 +91,13 @@ def test_a_url_that_makes_no_sense_is_refused(url: str, says: str) -> None:
 
 
 async def test_options_of_a_url_are_those_of_the_constructor(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/shop.db?reserve=4096&max_count=2&lock_timeout=1.5&adopt=false"
+    url = f"sqlite:///{tmp_path}/shop.db?reserve=1048577&max_count=2&lock_timeout=1.5&adopt=false"
     async with SqliteJournal(url) as journal:
         await fill(journal, 5)
         report = await journal.trim()
 
     assert report.removed == 3
-    assert (tmp_path / "shop.db-reserve").stat().st_size == 4096
+    assert (tmp_path / "shop.db-reserve").stat().st_size == 1_048_577
 
 
 # -- bad files -----------------------------------------------------------------------------
