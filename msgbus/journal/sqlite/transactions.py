@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
+from time import monotonic
 from typing import Final, ParamSpec, TypeVar, final
 
 from msgbus.errors import JournalError, MemberEndedError
@@ -26,6 +27,9 @@ _SIZES: Final = (512, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 _MOST_VALUES: Final = 32_766 if sqlite3.sqlite_version_info >= (3, 32) else 999
 """Values that SQLite takes in one statement."""
+
+FRESH: Final = 0.001
+"""Seconds after which the file is looked for before a commit, too, and not only after it."""
 
 COMMITS: Final = 16
 """Commits whose messages are kept."""
@@ -122,7 +126,8 @@ class WriteTransaction:
             used, size = pages - free, self.page_size
             if pages * size > self.place.size + reserve.held:
                 reserve.require_room(pages * size, (used - self._used_pages) * size)
-        self.place.check()
+        if monotonic() - self.place.checked > FRESH:
+            self.place.check()
         self.connection.execute("COMMIT")
         self.commits += 1
         self._used_pages = used
@@ -253,6 +258,8 @@ class FilePlace:
         """Bytes of the file, without its log."""
         self._is_lost = False
         """Something was written to a file that is not in its place: nobody will find it."""
+        self.checked = 0.0
+        """Monotonic seconds when it was found in its place."""
         self.check()
 
     def check(self, *, is_written: bool = False) -> None:
@@ -285,6 +292,7 @@ class FilePlace:
                     f"open it again."
                 )
                 raise JournalError(message, path=self._path)
+        self.checked = monotonic()
 
 
 @final

@@ -13,6 +13,7 @@ import pytest
 
 from msgbus import MessageBus
 from msgbus.errors import DeadLetterStoreError, JournalError
+from msgbus.journal.sqlite import transactions
 from msgbus.resilience import DeadLetterQueue, LetterFilter, SqliteDeadLetterStore
 from msgbus.testing.conformance.dead_letters import letter
 from msgbus.testing.conformance.journal.kit import until
@@ -22,6 +23,12 @@ from tests.unit.durable.packing import Pack
 from tests.unit.journal.sqlite.deeds import DEEDS, do
 
 GONE: Final = "moved, deleted, replaced or emptied"
+
+
+@pytest.fixture(autouse=True)
+def no_commit_is_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test does within a millisecond what nobody does."""
+    monkeypatch.setattr(transactions, "FRESH", 0.0)
 
 
 async def in_transaction(bus: MessageBus) -> None:

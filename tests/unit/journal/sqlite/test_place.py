@@ -29,6 +29,12 @@ from tests.unit.journal.sqlite.deeds import DEEDS, do, run_apart
 GONE: Final = "moved, deleted, replaced or emptied"
 
 
+@pytest.fixture(autouse=True)
+def no_commit_is_too_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test does within a millisecond what nobody does."""
+    monkeypatch.setattr(transactions, "FRESH", 0.0)
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     """In a folder that nothing else is in."""
