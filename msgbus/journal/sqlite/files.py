@@ -82,15 +82,18 @@ class FileConnection(sqlite3.Connection):
 
 
 def connect(path: str, lock_timeout: float) -> sqlite3.Connection:
-    """A plain connection; whoever uses it sees to it that only one thread does at a time.
+    """A plain connection to a file that is there; only one thread uses it at a time.
 
     Raises:
         JournalClosedError: It was open when this process was forked.
     """
     if _inherited and _identity(path) in _inherited:
         raise forked(path)
+    is_file = path != MEMORY
     connection = sqlite3.connect(
-        path,
+        # An empty file in the place of one that was moved would end its log, with what is in it.
+        f"{Path(path).absolute().as_uri()}?mode=rw" if is_file else path,
+        uri=is_file,
         timeout=lock_timeout,
         isolation_level=None,
         check_same_thread=False,

@@ -60,7 +60,8 @@ async def test_it_is_so_before_sqlite_opens_it(path: Path, monkeypatch: pytest.M
     found: dict[str, str] = {}
 
     def watched(name: Any, *arguments: Any, **options: Any) -> sqlite3.Connection:
-        found.setdefault(Path(name).name, mode_of(Path(name)))
+        file = Path(str(name).removeprefix("file://").partition("?")[0])
+        found.setdefault(file.name, mode_of(file))
         return cast("sqlite3.Connection", plain_connect(name, *arguments, **options))
 
     plain_connect: Any = sqlite3.connect

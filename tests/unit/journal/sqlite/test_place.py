@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -14,6 +15,7 @@ import pytest
 from msgbus.errors import JournalError
 from msgbus.journal.records import State
 from msgbus.journal.sqlite import transactions
+from msgbus.journal.sqlite.files import connect as plain_connect
 from msgbus.journal.sqlite.journal import SqliteJournal
 from msgbus.testing.conformance.journal.kit import (
     EVENTS,
@@ -97,6 +99,15 @@ async def test_readers_do_not_mix_two_files(path: Path, deed: str) -> None:
         with pytest.raises(JournalError):
             await journal.backup(path.with_name("backup.db"))
         assert present(path) == left
+
+
+def test_a_connection_makes_no_file_in_the_place_of_one_that_was_moved(path: Path) -> None:
+    """An empty one would end the log that the moved one has left, with what is in it."""
+    with closing(plain_connect(str(path), 1.0)) as connection:
+        with pytest.raises(sqlite3.OperationalError, match="unable to open"):
+            connection.execute("SELECT 1 FROM msgbus_meta")
+
+    assert present(path) == set()
 
 
 async def test_who_waits_for_others_is_told_as_well(path: Path) -> None:
