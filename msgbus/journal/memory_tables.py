@@ -5,15 +5,15 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial, singledispatchmethod, wraps
+from functools import partial, wraps
 from heapq import merge
 from itertools import takewhile
 from math import inf
 from operator import attrgetter
 from types import CoroutineType
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from anyio import lowlevel
 
@@ -170,11 +170,13 @@ class MemoryTables:
         results = [self._apply(operation) for operation in operations]
         return [result for result in results if result is not None]
 
-    @singledispatchmethod
-    def _apply(self, operation: object) -> Appended | None:
-        raise rows.not_an_operation(operation)
+    def _apply(self, operation: op.Operation) -> Appended | None:
+        # Not by `singledispatchmethod`, which keeps every journal alive on Python 3.13.
+        step = self._steps.get(type(operation))
+        if step is None:
+            raise rows.not_an_operation(operation)
+        return step(self, operation)
 
-    @_apply.register(op.Append)
     def _append(self, append: op.Append) -> Appended:
         record, queue, due, unique = append
         unique = record.message_id if queue == DELAYED else unique
@@ -194,7 +196,6 @@ class MemoryTables:
             self._undo.append(self._appended.pop)
         return Appended(offset)
 
-    @_apply.register(op.Put)
     def _put(self, put: op.Put) -> None:
         row, (name, offset, partition, key, state, *_) = put.row, put.row
         stored = self._pending.get((name, offset))
@@ -215,7 +216,6 @@ class MemoryTables:
         if put.promote and stored is not None:
             self._promote(stored)
 
-    @_apply.register(op.Drop)
     def _drop(self, drop: op.Drop) -> None:
         row = self._pending.get(drop.row[:2])
         rows.check_version(drop.row, row, drop.row.version, self._acting)
@@ -234,13 +234,11 @@ class MemoryTables:
         if parked is not None and not any(self._first(*part, state) for state in HOLDING):
             self._store(rows.promoted(parked))
 
-    @_apply.register(op.Fence)
     def _fence(self, fence: op.Fence) -> None:
         row = self._pending.get((fence.subscription, fence.offset))
         cursor = self._cursors.get((fence.subscription, fence.partition))
         rows.check_fence(fence, row, cursor, self._acting)
 
-    @_apply.register(op.Pass)
     def _pass(self, operation: op.Pass) -> None:
         cursor, head = operation.cursor, self._numbers["head"]
         if max(operation.acked, operation.fetched) > head:
@@ -260,7 +258,6 @@ class MemoryTables:
         for row in list(takewhile(lambda row: row.offset <= cursor.acked, done)):
             self._delete(row)
 
-    @_apply.register(op.Seek)
     def _seek(self, seek: op.Seek) -> None:
         name, offset = seek.name, min(seek.offset, self._numbers["head"])
         for row in list(self._in_states(name, set(State) - {State.KEPT}, (offset, name, offset))):
@@ -269,30 +266,39 @@ class MemoryTables:
             epoch = cursor.epoch + 1
             self._move(cursor._replace(acked=offset, fetched=offset, owner=None, epoch=epoch))
 
-    @_apply.register(op.Remove)
     def _remove(self, remove: op.Remove) -> None:
         for row in list(self._in_states(remove.name, set(State))):
             self._delete(row)
         for cursor in self.cursors_of(remove.name):
             self._set(self._cursors, cursor[:2], None)
 
-    @_apply.register(op.Reply)
     def _reply(self, reply: op.Reply) -> None:
         message_id, time, body, error = reply
         result = self._results.get(message_id) or Result(message_id, body, error, time)
         self._set(self._results, message_id, result)
 
-    @_apply.register(op.Note)
     def _note(self, note: op.Note) -> None:
         self._set(self._notes, self._next("note"), note.delivery)
 
-    @_apply.register(op.Save)
     def _save(self, save: op.Save) -> None:
         instance = save.instance
         stored = self._instances.get(instance[:2])
         if (0 if stored is None else stored.version) != instance.version - 1:
             raise rows.instance_changed(instance)
         self._set(self._instances, instance[:2], instance)
+
+    _steps: ClassVar[Mapping[type, Callable[[Any, Any], Appended | None]]] = {
+        op.Append: _append,
+        op.Put: _put,
+        op.Drop: _drop,
+        op.Fence: _fence,
+        op.Pass: _pass,
+        op.Seek: _seek,
+        op.Remove: _remove,
+        op.Reply: _reply,
+        op.Note: _note,
+        op.Save: _save,
+    }
 
 
 def _places(row: object) -> set[tuple[Part, Place]]:

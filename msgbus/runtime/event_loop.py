@@ -147,6 +147,26 @@ def _contains(error: BaseException, *kinds: type[BaseException]) -> bool:
     return isinstance(error, kinds)
 
 
+def run_apart(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `function` on an event loop of its own, also beside one of asyncio on this thread.
+
+    That one waits meanwhile, so this is for the end of a process, which starts no thread any more.
+
+    Raises:
+        RuntimeError: It cannot be: trio runs on this thread, for example.
+    """
+    import asyncio
+
+    import anyio
+
+    running = asyncio._get_running_loop()  # noqa: SLF001 (documented, for event loops)
+    asyncio._set_running_loop(None)  # noqa: SLF001
+    try:
+        anyio.run(function)
+    finally:
+        asyncio._set_running_loop(running)  # noqa: SLF001
+
+
 def is_on_trio() -> bool:
     """Whether the caller runs on trio."""
     if "trio" not in sys.modules:

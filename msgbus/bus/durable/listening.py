@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, final
 import anyio
 
 from msgbus.errors import BusClosedError, JournalClosedError
+from msgbus.runtime.clock import VirtualClock
 from msgbus.runtime.clock_jumps import ClockJumps
 from msgbus.runtime.periodic import PeriodicTask
 from msgbus.telemetry.logging import log
@@ -45,7 +46,7 @@ def journal_task(
 
 
 LOOK: Final = 1.0
-"""Real seconds between two looks whether the wall clock was set."""
+"""Seconds between two looks whether the wall clock was set."""
 
 
 @final
@@ -61,16 +62,20 @@ class ClockWatch:
         self._hub = hub
         self._notify = notify
         self._jumps = ClockJumps(hub.state.clock)
-        task = journal_task(hub, "clock", self._look)
-        self.open, self.stop = task.open, task.stop
+        self._task = journal_task(hub, "clock", self._look)
+        self.stop = self._task.stop
+
+    def open(self, runtime: Runtime) -> None:
+        """Begin."""
+        if not isinstance(self._hub.state.clock, VirtualClock):  # its two times are one
+            self._task.open(runtime)
 
     async def _look(self) -> float:
-        await anyio.sleep(LOOK)
         seconds = self._jumps.seconds()
         if seconds:
             log.info("clock_jumped", bus=self._hub.state.config.name, seconds=seconds)
             await self._notify()
-        return 0.0
+        return LOOK
 
 
 RECOUNT: Final = 1.0

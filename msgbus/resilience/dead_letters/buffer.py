@@ -12,7 +12,7 @@ import anyio
 
 from msgbus.errors import DeadLetterStoreError, JournalError, JournalLockedError
 from msgbus.resilience.dead_letters.store import Notice, Overflow
-from msgbus.runtime.event_loop import Runtime, current_runtime
+from msgbus.runtime.event_loop import Runtime, current_runtime, run_apart
 from msgbus.telemetry.redaction import redact_exception
 
 if TYPE_CHECKING:
@@ -136,8 +136,8 @@ class LetterBuffer:
 
     def _run(self) -> None:
         try:
-            anyio.run(self._work)
-        except RuntimeError as error:  # on an event loop, where none can be run beside it
+            run_apart(self._work)
+        except RuntimeError as error:  # where none can be run
             self._is_running = False
             self.refuse_all(redact_exception(error))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,6 +13,7 @@ from msgbus.errors import JournalClosedError, JournalError
 from msgbus.journal.memory import MemoryJournal
 from msgbus.journal.records import Member
 from msgbus.runtime.clock import VirtualClock
+from msgbus.testing.conformance.journal.kit import append, make_record
 
 
 async def read_members(journal: MemoryJournal, clock: VirtualClock) -> list[Member]:
@@ -56,3 +59,14 @@ async def test_a_closed_journal_hears_of_no_lost_member_and_takes_nothing() -> N
         await closing.commit([])
 
     assert lost == []
+
+
+async def test_a_journal_that_nobody_uses_is_collected() -> None:
+    journal = MemoryJournal()
+    await append(journal, make_record())
+    gone = weakref.ref(journal)
+
+    del journal
+    gc.collect()
+
+    assert gone() is None

@@ -416,7 +416,8 @@ for number in {numbers}:
 
 @pytest.mark.parametrize("place", ["here", "loop", "no threads"])
 def test_what_is_added_while_the_process_ends_is_written(tmp_path: Path, place: str) -> None:
-    # Python 3.11 starts threads as late as that, but waits for none; 3.12 refuses to.
+    # Python 3.11 starts threads as late as that, but waits for none; 3.12 refuses to, so that the
+    # letters are written on the caller's thread, also beside the event loop that runs there.
     program = """
 import asyncio, atexit, sys, threading
 from msgbus.resilience import SqliteDeadLetterStore
@@ -447,9 +448,9 @@ atexit.register(end)
 
 
 def test_what_cannot_be_written_any_more_is_told_as_lost(tmp_path: Path) -> None:
-    # As on Python 3.12, where no thread can be started, nor an event loop beside another.
+    # As on Python 3.12, where no thread can be started; beside trio, no event loop, either.
     program = """
-import asyncio, atexit, sys, threading
+import atexit, sys, threading, trio
 from msgbus.resilience import SqliteDeadLetterStore
 from msgbus.testing.conformance.dead_letters import letter
 store = SqliteDeadLetterStore(sys.argv[1])
@@ -461,7 +462,7 @@ async def add():
     await store.flush()
 def end():
     threading.Thread.start = refuse
-    asyncio.run(add())
+    trio.run(add)
 atexit.register(end)
 """
     arguments = [sys.executable, "-c", program, str(tmp_path / "letters.db")]
