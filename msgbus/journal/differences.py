@@ -130,14 +130,19 @@ def _of_sequences(sent: Iterable[Any], read: Iterable[Any]) -> Difference | None
 
 
 def _of_sets(sent: Iterable[Any], read: Iterable[Any]) -> Difference | None:
-    others = {one: one for one in read}
-    count = 0
-    for one in sent:
-        count += 1
-        found = difference(one, others.get(one, _MISSING))
+    first, second = list(sent), list(read)
+    others = {_as_key(one): one for one in second}
+    for one in first:
+        found = difference(one, others.get(_as_key(one), _MISSING))
         if found is not None:
             return found
-    return None if count == len(others) else Difference("", sent, read)
+    return None if len(first) == len(second) else Difference("", sent, read)
+
+
+def _as_key(value: Any) -> Any:
+    """Return what finds an equal value again; not a number equals nothing, so its text does."""
+    is_number = isinstance(value, (float, Decimal))
+    return str(value) if is_number and value != value else value  # noqa: PLR0124
 
 
 def _of_others(sent: Any, read: Any) -> Difference | None:

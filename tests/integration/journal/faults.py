@@ -15,13 +15,14 @@ import anyio.to_thread
 
 from msgbus import BusConfig, Command, Event, MessageBus, PublishStatus, Subscription
 from msgbus.bus.durable.tickets import Ticket
-from msgbus.errors import JournalError, TicketFailedError
+from msgbus.errors import JournalError, JournalFullError, TicketFailedError
 from msgbus.handlers.delivery import Mode
 from msgbus.journal import Retention
 from msgbus.journal.records import Record, State
 from msgbus.journal.sqlite.journal import SqliteJournal
 from msgbus.resilience import RetryConfig
 from msgbus.runtime.clock import VirtualClock
+from msgbus.subscriptions.attempts import AGAIN
 from msgbus.testing.conformance.journal.tables import statement
 
 T = TypeVar("T")
@@ -204,6 +205,8 @@ class Scenario:
                 raise
             except (Exception, KeyboardInterrupt) as error:
                 self.errors.append(error)
+                if isinstance(error, JournalFullError):  # it is looked at again after a pause
+                    await self.clock.advance(AGAIN)
         raise AssertionError(f"It does not work again: {self.errors}.")
 
     async def publish(self, bus: MessageBus, *numbers: int, delay: float | None = None) -> None:

@@ -218,6 +218,7 @@ EQUAL: Any = [
     (Any, {"a": [1, 2.5, None, True, "x", {}]}),
     (Any, OrderedDict(a=1)),
     (float | None, math.nan),
+    (set[float] | None, {1.5, math.nan}),
     (SerializeAsAny[Seat], Seat()),
     (datetime, datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Berlin"))),
     (list[datetime], [datetime(2024, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))]),
