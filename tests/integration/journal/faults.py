@@ -67,7 +67,7 @@ def _odd() -> BaseException:
 
 CALLBACK_FAULTS: Final[dict[str, tuple[Callable[[], BaseException], bool]]] = {
     one.__name__: (one, False)
-    for one in (ValueError, RuntimeError, MemoryError, StopIteration, RecursionError)
+    for one in (ValueError, RuntimeError, MemoryError, StopIteration, OSError)
 }
 
 FAULTS: Final[dict[str, tuple[Callable[[], BaseException], bool]]] = {
