@@ -39,7 +39,7 @@ class RunGuards:
         """The same, from the beginning of a start to the end of a stop."""
         self.phase = Phase.NEW
         self.is_forked = False
-        """Whether it was started before this process was forked: it is the parent's."""
+        """Set in a forked child if the bus was started before: it is the parent's."""
         self.accepting = True
         """Whether calls from outside handlers are accepted: before and while it runs. Afterwards
         no plan is kept, so that every call takes the slow path, which checks its origin."""

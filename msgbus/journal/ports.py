@@ -107,7 +107,7 @@ class Log(Protocol):
 
     @property
     def id(self) -> str:
-        """What tells it from other journals, for ever; a backup has the same."""
+        """Identity of the journal, which never changes; a backup has the same."""
         ...
 
     @property

@@ -60,7 +60,7 @@ class LetterCount:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """How much a journal keeps, and how far subscriptions may hold that back.
+    """Limits of what a journal keeps, and of how far subscriptions may hold that back.
 
     Messages that a subscription has not been given are kept as long as it needs them, or up to the
     `hold_` limits, if there are any. One that is beyond them is warned of once. What pending rows
@@ -86,7 +86,7 @@ class Retention:
     """Messages, of the newest, that a subscription may hold back."""
 
     beyond: Literal["warn", "skip"] = "warn"
-    """What happens beyond that: a warning and nothing else, or a warning and later the removal."""
+    """Policy beyond that: a warning and nothing else, or a warning and later the removal."""
 
     warn_for: float = 3600.0
     """Seconds between the warning and the first removal."""
@@ -106,7 +106,7 @@ class Retention:
 
     @property
     def has_holds(self) -> bool:
-        """Whether there is a limit to what subscriptions may hold back."""
+        """Tell whether there is a limit to what subscriptions may hold back."""
         return (self.hold_age, self.hold_bytes, self.hold_count) != (None, None, None)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, final
 
 import anyio
 
+from msgbus.bus.durable.fencing import owned_deliveries
 from msgbus.bus.durable.transactions import current_transaction
 from msgbus.errors import BusClosedError
 from msgbus.messages.frame import current_frame
@@ -175,6 +176,7 @@ class Batch:
         Nothing is awaited between the first place and the commit, so the queues have the
         order of the journal, and nobody waits behind a gate for long.
         """
+        owned_deliveries(self._outer)  # again: they were prepared some time ago
         placed: list[Placed] = []
         try:
             for event, prepared in events:

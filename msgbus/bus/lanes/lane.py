@@ -141,7 +141,7 @@ class Lane:
 
     @property
     def is_held_up(self) -> bool:
-        """Whether it is paused, and nothing of it runs: the rest waits for `resume`."""
+        """Tell whether it is paused and nothing of it runs: the rest waits for `resume`."""
         return self.is_paused and bool(self.queue.items) and not self.in_flight
 
     def open(self, invoke: Call) -> None:

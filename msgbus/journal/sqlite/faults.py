@@ -64,13 +64,13 @@ def translate(error: sqlite3.Error, path: str) -> JournalError:
 
 
 def is_full(error: BaseException, path: str) -> bool:
-    """Whether the disk is full."""
+    """Tell whether the disk is full."""
     failure = translate(error, path) if isinstance(error, sqlite3.Error) else error
     return isinstance(failure, JournalFullError)
 
 
 def _has_no_space(path: str) -> bool:
-    """Whether the disk is full, or so nearly that the log's index cannot grow by a block."""
+    """Tell whether the disk is full, or so nearly that the log's index cannot grow by a block."""
     try:
         return shutil.disk_usage(Path(path).parent).free < _INDEX_BLOCK
     except OSError:

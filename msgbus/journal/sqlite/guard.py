@@ -31,7 +31,7 @@ _READS: Final = {
     sqlite3.SQLITE_RECURSIVE,
 }
 _RENUMBERS: Final = {sqlite3.SQLITE_DROP_TABLE, sqlite3.SQLITE_ALTER_TABLE}
-"""What SQLite itself changes `sqlite_sequence` for."""
+"""Actions for which SQLite itself changes `sqlite_sequence`."""
 
 
 @final
